@@ -1,0 +1,1 @@
+"""Results: the records of a measurement, and the one door from them to labelled data."""
