@@ -119,6 +119,14 @@ class Mask(ABC):
         """How many sequences the mask is for; None when it is the same for all."""
         return None
 
+    def relative(self) -> bool:
+        """Whether ``visible`` depends on ``query - key`` alone, so that blocks can be reused."""
+        return False
+
+    def looks_ahead(self) -> bool:
+        """Whether a query may see a key after its own position (False only when that is sure)."""
+        return True
+
     def __and__(self, other: Mask) -> Mask:
         return _Both(self, other)
 
@@ -136,6 +144,9 @@ class Everything(Mask):
     def segments(self, batch: int, first: int, last: int, keys: int) -> list[Segment]:
         return _clip([Segment(0, keys, True)], keys)
 
+    def relative(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
 class Causal(Mask):
@@ -152,6 +163,12 @@ class Causal(Mask):
     def segments(self, batch: int, first: int, last: int, keys: int) -> list[Segment]:
         a, b = first + self.shift + 1, last + self.shift + 1
         return _clip([Segment(0, a, True), Segment(max(a, 0), b, False)], keys)
+
+    def relative(self) -> bool:
+        return True
+
+    def looks_ahead(self) -> bool:
+        return self.shift > 0
 
 
 @dataclass(frozen=True)
@@ -178,6 +195,12 @@ class Band(Mask):
             [Segment(lo, all_lo, False), Segment(all_lo, all_hi, True), Segment(all_hi, hi, False)],
             keys,
         )
+
+    def relative(self) -> bool:
+        return True
+
+    def looks_ahead(self) -> bool:
+        return self.after > 0
 
 
 def Window(width: int) -> Band:  # noqa: N802 - reads as a mask, like its siblings
@@ -356,6 +379,12 @@ class _Both(Mask):
     def batches(self) -> int | None:
         return _same_batches(self.left, self.right)
 
+    def relative(self) -> bool:
+        return self.left.relative() and self.right.relative()
+
+    def looks_ahead(self) -> bool:
+        return self.left.looks_ahead() and self.right.looks_ahead()
+
 
 @dataclass(frozen=True)
 class _Either(Mask):
@@ -380,6 +409,12 @@ class _Either(Mask):
 
     def batches(self) -> int | None:
         return _same_batches(self.left, self.right)
+
+    def relative(self) -> bool:
+        return self.left.relative() and self.right.relative()
+
+    def looks_ahead(self) -> bool:
+        return self.left.looks_ahead() or self.right.looks_ahead()
 
 
 def describe(mask: Mask) -> str:
