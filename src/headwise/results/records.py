@@ -115,6 +115,9 @@ class LayerRecord:
     profiles: Mapping[str, Tensor]  # PROFILED -> (H, P), means per position bin
     profile_rows: Tensor  # (P,) rows behind each mean
     bin_width: int  # positions per bin
+    # (P,) rows behind a profile where they differ from profile_rows (a share of ln(visible keys)
+    # does not exist for rows with one visible key); needed to bring bins to one width exactly.
+    profile_counts: Mapping[str, Tensor] = field(default_factory=dict)
     bands: Tensor  # (H, nb) mean mass per distance band
     received: Tensor  # (H, T) sum of weights received, over the key stream
     received_visible: Tensor  # (T,) measured queries that could see the key
