@@ -6,15 +6,23 @@ The public names, resolved on first use (PEP 562) so that ``import headwise`` co
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Public name -> module that defines it. A module that is public itself maps to itself.
+# Public name -> "module:attribute", or the module itself.
 _WHERE = {
     "attention": "headwise.attention",
     "errors": "headwise.errors",
+    "findings": "headwise.report.findings:findings",
+    "load_model": "headwise.observation.loading:load_model",
+    "load_scan": "headwise.results.io:load",
     "masks": "headwise.attention.masks",
+    "observe": "headwise.observation.attach:observe",
+    "report": "headwise.report.page:write_report",
+    "scan": "headwise.observation.run:scan",
 }
 
 __all__ = sorted(_WHERE)
@@ -22,14 +30,35 @@ __all__ = sorted(_WHERE)
 if TYPE_CHECKING:
     from headwise import attention, errors
     from headwise.attention import masks
+    from headwise.observation.attach import observe
+    from headwise.observation.loading import load_model
+    from headwise.observation.run import scan
+    from headwise.report.findings import findings
+    from headwise.report.page import write_report as report
+    from headwise.results.io import load as load_scan
 
 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'headwise' has no attribute {name!r}")
-    module = importlib.import_module(_WHERE[name])
-    return module if _WHERE[name].rsplit(".", 1)[-1] == name else getattr(module, name)
+    module, _, attribute = _WHERE[name].partition(":")
+    found: Any = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_WHERE})
+
+
+class _Headwise(ModuleType):
+    """The first import of a subpackage binds its name here; a public function keeps that name.
+
+    So ``headwise.report`` is the function, and ``from headwise.report.page import …`` the package.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and ":" in _WHERE.get(name, "")):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Headwise

@@ -1,0 +1,1 @@
+"""The command line: thin calls of the public functions. Nothing heavy is imported here."""

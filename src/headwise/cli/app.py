@@ -1,0 +1,114 @@
+"""The program ``headwise``: its commands, and how every failure ends in one line.
+
+Exit codes: 0 done; 2 what was asked cannot be done, or what was measured is not finite;
+130 stopped by Ctrl-C; 1 a bug in Headwise.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from headwise import __version__
+from headwise.cli.report import report
+from headwise.cli.scan import scan
+from headwise.cli.show import show
+from headwise.errors import HeadwiseError
+
+__all__ = ["app", "main", "run"]
+
+app = typer.Typer(
+    name="headwise",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+@app.callback(invoke_without_command=True)
+def headwise(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """An exact measuring instrument for transformers."""
+    if version:
+        typer.echo(f"headwise {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+app.command()(report)
+app.command()(scan)
+app.command()(show)
+
+
+def main() -> None:
+    """The entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return the exit code; every failure is one line on stderr.
+
+    Example:
+        >>> run(["--version"])
+        headwise 0.1.0
+        0
+    """
+    try:
+        code = typer.main.get_command(app)(
+            _with_json_target(arguments), prog_name="headwise", standalone_mode=False
+        )
+        return code if isinstance(code, int) else 0
+    except HeadwiseError as error:
+        return _fail(str(error), error, 2)
+    except (KeyboardInterrupt, typer.Abort) as error:
+        return _fail("stopped", error, 130)
+    except MemoryError as error:
+        return _fail("out of memory; lower --tokens, --batch or --window", error, 2)
+    except BrokenPipeError:
+        # The reader went away (`headwise … | head`); keep the interpreter from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a usage error of typer, whichever click it carries
+            return _fail(_usage(error), error, 2)
+        text = " ".join(str(error).split())
+        return _fail(
+            f"a bug in Headwise: {type(error).__name__}: {text}; "
+            "run again with HEADWISE_TRACEBACK=1 and report what it prints",
+            error,
+            1,
+        )
+
+
+def _fail(line: str, error: BaseException, code: int) -> int:
+    if os.environ.get("HEADWISE_TRACEBACK"):
+        traceback.print_exception(error)
+    print(f"headwise: {line}", file=sys.stderr)
+    return code
+
+
+def _usage(error: Any) -> str:
+    text = " ".join(str(error.format_message()).split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "headwise"
+    return f"{text[:1].lower()}{text[1:]}; see {command} --help"
+
+
+def _with_json_target(arguments: Sequence[str]) -> list[str]:
+    """``--json`` alone means standard output; a FILE after it is one that ends in .json."""
+    out: list[str] = []
+    for i, argument in enumerate(arguments):
+        out.append(argument)
+        if argument == "--json":
+            following = arguments[i + 1] if i + 1 < len(arguments) else ""
+            if following != "-" and not following.endswith(".json"):
+                out.append("-")
+    return out

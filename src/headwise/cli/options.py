@@ -1,0 +1,189 @@
+"""The options that commands share, and how their text becomes values."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headwise.errors import OptionError, TextError
+
+__all__ = [
+    "AllowLong",
+    "Batch",
+    "Device",
+    "Dtype",
+    "Gradients",
+    "Heads",
+    "Json",
+    "Layers",
+    "Model",
+    "Out",
+    "Quiet",
+    "Rows",
+    "Text",
+    "Tokens",
+    "TrustRemoteCode",
+    "Window",
+    "measuring",
+    "numbers",
+    "read_text",
+    "required_model",
+]
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A Hugging Face folder, the id of a model on the hub, or a .gguf file.",
+    ),
+]
+Text = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Text to read, UTF-8; - is standard input. [a play]"),
+]
+Tokens = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Tokens to read. [the model's context, 2,048 at most]"),
+]
+Batch = Annotated[int, typer.Option(metavar="N", help="Windows computed side by side.")]
+Window = Annotated[
+    int | None, typer.Option(metavar="N", help="Cut the text into windows of N tokens. [one piece]")
+]
+Layers = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Layers to measure, such as 0,3-5. [all]")
+]
+Heads = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Heads to measure, such as 0,2. [all]")
+]
+Rows = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Measure N query rows per sequence, each exactly. [all]"),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(metavar="DTYPE", help="float32, bfloat16, float16 or float64. [as stored]"),
+]
+Device = Annotated[
+    str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, mps or auto. [cpu]")
+]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="The page. [headwise-MODEL.html]")]
+Json = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[FILE.json]", help="Findings as JSON, to standard output unless a FILE is named."
+    ),
+]
+Gradients = Annotated[
+    bool, typer.Option("--gradients", help="One backward pass: gradient norms by layer.")
+]
+AllowLong = Annotated[
+    bool, typer.Option("--allow-long", help="Go on past the context the model was trained for.")
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code found in the model folder.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+
+
+def required_model(model: str | None, command: str) -> str:
+    """The model, or an error that says what a MODEL is and how to get one."""
+    if model:
+        return model
+    raise OptionError(
+        "MODEL is missing",
+        allowed="a folder with config.json and safetensors, a .gguf file, or the id of a model on "
+        "the Hugging Face hub, which is downloaded",
+        to_do=f"for example: headwise {command} HuggingFaceTB/SmolLM2-135M",
+    )
+
+
+def measuring(
+    *,
+    text: str | None,
+    tokens: int | None,
+    batch: int,
+    window: int | None,
+    layers: str | None,
+    heads: str | None,
+    rows: int | None,
+    **others: Any,
+) -> dict[str, Any]:
+    """The keyword arguments of ``headwise.scan``, checked as far as they can be without a model."""
+    for name, value, least in (
+        ("tokens", tokens, 2),
+        ("batch", batch, 1),
+        ("window", window, 2),
+        ("rows", rows, 1),
+    ):
+        if value is not None and value < least:
+            raise OptionError(f"--{name} is {value}", allowed=f"{least} or more")
+    return {
+        "text": None if text is None else read_text(text),
+        "tokens": tokens,
+        "batch": batch,
+        "window": window,
+        "layers": numbers("--layers", layers),
+        "heads": numbers("--heads", heads),
+        "rows": rows,
+        **others,
+    }
+
+
+def numbers(option: str, text: str | None) -> list[int] | None:
+    """``"0,3-5"`` as ``[0, 3, 4, 5]``; None stays None.
+
+    Example:
+        >>> numbers("--layers", "3-5, 0")
+        [0, 3, 4, 5]
+    """
+    if text is None:
+        return None
+    chosen: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part, re.ASCII)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first or last - first > 100_000:
+            raise OptionError(
+                f"{option} {text!r}", allowed="numbers and ranges from 0 on, such as 0,3-5"
+            )
+        chosen.update(range(first, last + 1))
+    return sorted(chosen)
+
+
+def read_text(source: str) -> str:
+    """The text of a file, or of standard input for ``-``; bytes that are not UTF-8 are refused.
+
+    Raises:
+        TextError: no such file, unreadable, empty, or not UTF-8 (with the position).
+    """
+    name = "standard input" if source == "-" else source
+    try:
+        data = sys.stdin.buffer.read() if source == "-" else Path(source).expanduser().read_bytes()
+    except FileNotFoundError as error:
+        raise TextError(f"there is no text file {name}") from error
+    except OSError as error:
+        raise TextError(f"cannot read the text {name}: {str(error.strerror).lower()}") from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise _not_utf8(name, data) from None
+    if not text.strip():
+        raise TextError(f"the text {name} is empty", to_do="name a file with text in it")
+    return text
+
+
+def _not_utf8(name: str, data: bytes) -> TextError:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        return TextError(
+            f"the text {name} is not UTF-8: byte 0x{data[error.start]:02x} at position "
+            f"{error.start:,} (line {line:,})",
+            to_do="convert it first, for example: iconv -f LATIN1 -t UTF-8",
+        )
+    raise AssertionError("utf-8-sig refused what utf-8 accepts")

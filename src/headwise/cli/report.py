@@ -1,0 +1,61 @@
+"""``headwise report``: measure a model and write the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headwise.cli import options as o
+
+__all__ = ["report"]
+
+
+def report(
+    model: o.Model = None,
+    text: o.Text = None,
+    tokens: o.Tokens = None,
+    batch: o.Batch = 1,
+    window: o.Window = None,
+    layers: o.Layers = None,
+    heads: o.Heads = None,
+    rows: o.Rows = None,
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    out: o.Out = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also save the measurement, as .nc or .zarr."),
+    ] = None,
+    json: o.Json = None,
+    gradients: o.Gradients = False,
+    allow_long: o.AllowLong = False,
+    trust_remote_code: o.TrustRemoteCode = False,
+    quiet: o.Quiet = False,
+) -> int:
+    """Measure MODEL over a text and write one self-contained HTML page."""
+    name = o.required_model(model, "report")
+    arguments = o.measuring(
+        text=text,
+        tokens=tokens,
+        batch=batch,
+        window=window,
+        layers=layers,
+        heads=heads,
+        rows=rows,
+        dtype=dtype,
+        device=device,
+        gradients=gradients,
+        allow_long=allow_long,
+        trust_remote_code=trust_remote_code,
+    )
+    from headwise.cli.output import Outputs, finish, page_name, progress_bar
+
+    outputs = Outputs(page=out or page_name(name), scan=save, json=json, quiet=quiet)
+    outputs.check()
+    from headwise.observation.run import scan as measure
+
+    with progress_bar(quiet) as progress:
+        scan = measure(name, progress=progress, **arguments)
+    return finish(scan.dataset, outputs)
