@@ -32,7 +32,7 @@ from tests.tolerance import Tolerance, assert_close
 FLOATS = [torch.float32, torch.float64]
 
 
-@pytest.fixture()
+@pytest.fixture
 def ragged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small odd tiles, so that small problems meet every edge."""
     monkeypatch.setattr(problem.Problem, "__init__", _tiling(13, 5))
