@@ -25,7 +25,17 @@ _WHERE = {
     "scan": "headwise.observation.run:scan",
 }
 
-__all__ = sorted(_WHERE)
+__all__ = [
+    "attention",
+    "errors",
+    "findings",
+    "load_model",
+    "load_scan",
+    "masks",
+    "observe",
+    "report",
+    "scan",
+]
 
 if TYPE_CHECKING:
     from headwise import attention, errors

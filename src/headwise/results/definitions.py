@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-__all__ = ["MORE_ROWS", "NOT_PER_ROW", "PER_BLOCK", "PER_HEAD", "Kind", "Sampling"]
+__all__ = ["MAPS", "MORE_ROWS", "NOT_PER_ROW", "PER_BLOCK", "PER_HEAD", "Kind", "Sampling"]
 
 Kind = Literal["float64", "float32", "int64", "bool", "str"]
 # What the number is when only some rows were measured.
@@ -250,5 +250,83 @@ PER_BLOCK: Final[dict[str, tuple[Kind, str, str, str, str]]] = {
         "gradient of the loss with respect to the stream",
         "root mean square over tokens and width of ∂loss/∂(stream leaving)",
         "",
+    ),
+}
+
+# name: (dims, kind, units, long name, definition, sampling)
+MAPS: Final[dict[str, tuple[str, Kind, str, str, str, Sampling]]] = {
+    "band_mass": (
+        "layer head band",
+        "float64",
+        "1",
+        "weight by distance",
+        "mean over rows of the weight on keys at distance |i − j| in the band; a band reaches "
+        "from its lower edge to the next one; self-attention only",
+        "mean",
+    ),
+    "received": (
+        "layer head key",
+        "float32",
+        "weights",
+        "attention received",
+        "Σ_i a_ij over all queries that exist",
+        "mean",
+    ),
+    "received_visible": (
+        "layer key",
+        "int64",
+        "rows",
+        "queries that could see the key",
+        "number of measured queries to which the key is visible",
+        "measured",
+    ),
+    "pooled": (
+        "layer head query_block key_block",
+        "float32",
+        "1",
+        "pooled attention map",
+        "mean over the rows of a query block of the weight on the keys of a key block; each "
+        "row of the map that has rows sums to 1, less what goes to a learned sink",
+        "mean",
+    ),
+    "pool_rows": (
+        "layer query_block",
+        "int64",
+        "rows",
+        "rows behind each row of the pooled map",
+        "number of measured rows with a visible key in the query block",
+        "measured",
+    ),
+    "profile_rows": (
+        "layer position_bin",
+        "int64",
+        "rows",
+        "rows behind each position bin",
+        "number of measured rows with a visible key in the position bin",
+        "measured",
+    ),
+    "rows": (
+        "layer",
+        "int64",
+        "rows",
+        "rows measured",
+        "query rows, over batch and calls",
+        "measured",
+    ),
+    "rows_empty": (
+        "layer",
+        "int64",
+        "rows",
+        "rows without a visible key",
+        "of the measured rows; they are in no mean",
+        "measured",
+    ),
+    "rows_total": (
+        "layer",
+        "int64",
+        "rows",
+        "rows that exist",
+        "more than rows when sampled",
+        "whole",
     ),
 }

@@ -14,6 +14,7 @@ from typing import Final
 
 from headwise.axes import AXES
 from headwise.results.definitions import (
+    MAPS,
     MORE_ROWS,
     NOT_PER_ROW,
     PER_BLOCK,
@@ -153,86 +154,16 @@ def _per_block() -> dict[str, Variable]:
 
 
 def _maps() -> dict[str, Variable]:
-    def entry(dims: str, kind: Kind, units: str, name: str, text: str, how: Sampling) -> Variable:
-        return Variable(
+    return {
+        name: Variable(
             dims=tuple(dims.split()),
             kind=kind,
             units=units,
-            long_name=name,
-            definition=text,
-            sampling=how,
+            long_name=long_name,
+            definition=definition,
+            sampling=sampling,
         )
-
-    return {
-        "band_mass": entry(
-            "layer head band",
-            "float64",
-            "1",
-            "weight by distance",
-            "mean over rows of the weight on keys at distance |i − j| in the band; a band reaches "
-            "from its lower edge to the next one; self-attention only",
-            "mean",
-        ),
-        "received": entry(
-            "layer head key",
-            "float32",
-            "weights",
-            "attention received",
-            "Σ_i a_ij over all queries that exist",
-            "mean",
-        ),
-        "received_visible": entry(
-            "layer key",
-            "int64",
-            "rows",
-            "queries that could see the key",
-            "number of measured queries to which the key is visible",
-            "measured",
-        ),
-        "pooled": entry(
-            "layer head query_block key_block",
-            "float32",
-            "1",
-            "pooled attention map",
-            "mean over the rows of a query block of the weight on the keys of a key block; each "
-            "row of the map that has rows sums to 1, less what goes to a learned sink",
-            "mean",
-        ),
-        "pool_rows": entry(
-            "layer query_block",
-            "int64",
-            "rows",
-            "rows behind each row of the pooled map",
-            "number of measured rows with a visible key in the query block",
-            "measured",
-        ),
-        "profile_rows": entry(
-            "layer position_bin",
-            "int64",
-            "rows",
-            "rows behind each position bin",
-            "number of measured rows with a visible key in the position bin",
-            "measured",
-        ),
-        "rows": entry(
-            "layer",
-            "int64",
-            "rows",
-            "rows measured",
-            "query rows, over batch and calls",
-            "measured",
-        ),
-        "rows_empty": entry(
-            "layer",
-            "int64",
-            "rows",
-            "rows without a visible key",
-            "of the measured rows; they are in no mean",
-            "measured",
-        ),
-        "rows_total": entry(
-            "layer", "int64", "rows", "rows that exist", "more than rows when sampled", "whole"
-        ),
+        for name, (dims, kind, units, long_name, definition, sampling) in MAPS.items()
     }
 
 
