@@ -83,7 +83,7 @@ def measure_gradients(
     loaded: LoadedModel,
     documents: Sequence[Document],
     *,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> Gradients:
     """The gradient of the mean loss over all documents, in one accumulated backward pass.
 
@@ -106,7 +106,7 @@ def measure_gradients(
         body = _separable_body(loaded)
         for done, document in enumerate(documents):
             if progress is not None:
-                progress("gradients", done, len(documents))
+                progress(done, len(documents), "gradients")
             if _predicted(loaded, document) == 0:
                 continue
             loss += _backward(loaded, document, body, total)
