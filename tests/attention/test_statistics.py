@@ -38,7 +38,7 @@ def run(p: Problem, **options) -> Statistics:  # type: ignore[no-untyped-def]
 def questions(draw: st.DrawFn, dtype: torch.dtype = torch.float32) -> tuple[Problem, dict, dict]:
     """A problem, what is asked about it, and how it is computed."""
     p = draw(problems(dtype=dtype))
-    (batch, _, m, _), n = p.q.shape, p.k.shape[2]
+    batch, _, m, _ = p.q.shape
     asked = {
         "sink_keys": draw(st.sampled_from([1, 1, 0, 2, 5])),
         "pool": draw(st.sampled_from([None, 1, 3, 8])),
