@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 
 from headwise.report.numbers import counted, percent, three
-from headwise.report.quantities import QUANTITIES, Place, Quantity, about, layer_names
+from headwise.report.quantities import QUANTITIES, Place, Quantity, about
 from headwise.report.rules import SEVERITIES, Rule, Severity, rules
 
 __all__ = ["Finding", "findings", "healthy", "open_dataset", "to_json", "verdict"]

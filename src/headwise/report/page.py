@@ -1,0 +1,197 @@
+"""The page: one self-contained HTML file, written whole or not at all."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+import xarray as xr
+from markupsafe import Markup, escape
+
+from headwise.errors import FileError
+from headwise.report.embed import json_for_html
+from headwise.report.evidence import evidence
+from headwise.report.figures import figures
+from headwise.report.findings import Finding, findings, healthy, open_dataset, verdict
+from headwise.report.quantities import about
+from headwise.report.run import definitions, run_facts, title_facts
+
+__all__ = ["SECTIONS", "Section", "render", "write_report"]
+
+_SHOWN: Final = 7  # findings before "show all"
+_PLACES_SHOWN: Final = 24
+_MARKS: Final = {"bad": "act", "watch": "watch", "note": "note"}
+# In the order in which they are joined into one script.
+_SCRIPTS: Final = ("base", "decode", "colour", "axes", "plate", "head", "text", "depth", "start")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """One part of the page, drawn when the data set has every variable in ``needs``."""
+
+    anchor: str
+    title: str
+    template: str
+    needs: tuple[str, ...] = ()
+
+
+SECTIONS: Final = (
+    Section(anchor="findings", title="Findings", template="sections/findings.html"),
+    Section(anchor="plate", title="Heads by layers", template="sections/plate.html"),
+    Section(anchor="text", title="The text", template="sections/text.html"),
+    Section(
+        anchor="depth",
+        title="Depth",
+        template="sections/depth.html",
+        needs=("stream_out_rms",),
+    ),
+    Section(
+        anchor="measured", title="How this was measured", template="sections/measured.html"
+    ),
+)
+
+
+def write_report(scan: Any, path: str | os.PathLike[str]) -> Path:
+    """Write the page of a scan to ``path``, which is replaced only when the page is complete.
+
+    Args:
+        scan: a ``Scan``, or its data set.
+        path: the HTML file.
+
+    Errors:
+        FileError: the folder does not exist or cannot be written to.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise FileError(f"{target} is a folder", allowed="the name of a file, such as report.html")
+    page = render(open_dataset(scan))
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".headwise-", suffix=".html")
+    except OSError as error:
+        raise FileError(
+            f"the report cannot be written to {target.parent}: {error.strerror}",
+            to_do="name a folder that exists and that you may write to",
+        ) from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(page)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except BaseException as error:
+        Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise FileError(f"the report {target} cannot be written: {error.strerror}") from None
+        raise
+    return target
+
+
+def render(dataset: xr.Dataset) -> str:
+    """The HTML text of the page."""
+    found = findings(dataset)
+    data = figures(dataset)
+    names = {layer["id"]: layer["name"] for layer in data.facts["layers"]}
+    script = _script()
+    facts = {**data.facts, "findings": evidence(dataset, found)}
+    title, facts_line = title_facts(dataset)
+    run = about(dataset)
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            head={
+                "model": title,
+                "facts": facts_line,
+                "version": run.get("versions", {}).get("headwise", ""),
+            },
+            sections=[s for s in SECTIONS if all(name in dataset for name in s.needs)],
+            verdict=verdict(found),
+            healthy=[fact.sentence for fact in healthy(dataset)],
+            findings=[_with_words(finding, dataset) for finding in found],
+            shown=_SHOWN,
+            places_shown=_PLACES_SHOWN,
+            marks=_MARKS,
+            names=names,
+            place_button=_place_button,
+            run=run_facts(dataset),
+            command=run.get("command"),
+            notes=run.get("notes", []),
+            definitions=definitions(dataset),
+            facts=facts,
+            facts_json=Markup(json_for_html(facts)),
+            arrays=data.arrays,
+            style=Markup(_file("page.css")),
+            script=Markup(script),
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
+    )
+
+
+def _with_words(finding: Finding, dataset: xr.Dataset) -> dict[str, Any]:
+    """A finding with its threshold in words: the level, then the reading of it."""
+    attributes = dataset[finding.evidence].attrs if finding.evidence in dataset else {}
+    name = attributes.get("long_name", finding.evidence)
+    unit = f" {finding.unit}" if finding.unit else ""
+    words = f"{finding.threshold:,g}{unit}, read from “{name}”"
+    return {**asdict(finding), "threshold_words": words}
+
+
+def _place_button(layer: int, head: int | None, names: dict[int, str]) -> Markup:
+    label = names[layer] if head is None else f"{names[layer]} · H{head}"
+    return Markup(
+        '<button type="button" class="place" data-layer="{}" data-head="{}">{}</button>'
+    ).format(layer, "" if head is None else head, label)
+
+
+def _with_places(sentence: str, finding: dict[str, Any], names: dict[int, str]) -> Markup:
+    """The sentence with its first place, where it names it, as a button."""
+    if finding["places"]:
+        layer, head = finding["places"][0]
+        label = f"{names[layer]} · H{head}"
+        before, found, after = sentence.partition(f" at {label}")
+        if found and head is not None:
+            button = _place_button(layer, head, names)
+            return Markup("{} at {}{}").format(before, button, after)
+    return escape(sentence)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("headwise.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["with_places"] = _with_places
+    environment.filters["tojson_attribute"] = lambda value: json.dumps(value)
+    return environment
+
+
+@functools.cache
+def _script() -> str:
+    """All scripts in one function, so that nothing leaks into the page's global scope."""
+    parts = "\n".join(_file(f"js/{name}.js") for name in _SCRIPTS)
+    script = f'(() => {{\n"use strict";\n{parts}\n}})();'
+    assert "</" not in script, "a closing tag would end the script element"
+    return script
+
+
+def _file(name: str) -> str:
+    folder = resources.files("headwise.report").joinpath("templates")
+    return folder.joinpath(name).read_text(encoding="utf-8")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,96 @@
+// Findings, keys, and the start.
+
+function buildFindings() {
+  for (const details of document.querySelectorAll(".findings details")) {
+    const finding = facts.findings[details.dataset.kind];
+    const box = details.querySelector(".evidence");
+    details.addEventListener("toggle", () => { if (details.open && box.isConnected && !box.childNodes.length) drawEvidence(box, finding); });
+    const show = details.querySelector(".show-on-plate");
+    if (show) show.addEventListener("click", () => showOnPlate(finding));
+  }
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button.place");
+    if (!button) return;
+    event.preventDefault();
+    const kind = button.closest("details")?.dataset.kind;
+    if (button.dataset.head === "") { if (kind) showOnPlate(facts.findings[kind]); return; }
+    const layer = layerIndex(Number(button.dataset.layer)), head = facts.heads.indexOf(Number(button.dataset.head));
+    if (layer < 0 || head < 0) return;
+    if (kind) setHighlight(facts.findings[kind]);
+    pin(layer, head, event.shiftKey || state.comparing);
+  });
+  const all = byId("all-findings");
+  if (all) all.addEventListener("click", () => {
+    for (const item of document.querySelectorAll(".findings [data-more]")) item.hidden = false;
+    all.parentElement.remove();
+  });
+}
+function setHighlight(finding) {
+  state.highlight = new Set(finding.places.map(([layer, head]) => `${layerIndex(layer)},${head === null ? "" : facts.heads.indexOf(head)}`));
+  const wanted = facts.statistics.findIndex((s) => s.name === finding.quantity);
+  const other = facts.statistics.findIndex((s) => s.name === finding.evidence);
+  const index = wanted >= 0 ? wanted : other;
+  if (finding.places.length) state.role = facts.layers[layerIndex(finding.places[0][0])].role;
+  chooseStatistic(index >= 0 ? index : state.statistic);
+}
+function showOnPlate(finding) {
+  setHighlight(finding);
+  byId("plate").scrollIntoView();
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const typing = event.target.closest("input, select, textarea");
+  if (event.key === "Escape") {
+    if (typing) typing.blur();
+    else if (state.pinned.length) unpin();
+    else if (state.highlight.size) { state.highlight.clear(); markPlate(); }
+    return;
+  }
+  if (typing) return;
+  if (event.key === "/") {
+    event.preventDefault();
+    byId("text").scrollIntoView();
+    byId("find").focus({ preventScroll: true });
+    byId("find").select();
+  } else if (event.key.startsWith("Arrow")) {
+    if (!state.pinned.length && document.activeElement === plate.svg) {
+      event.preventDefault();
+      pin(plate.geometry.layers[0], 0);
+    } else if (!event.target.closest(".scroll") && movePin(event.key)) event.preventDefault();
+  } else if (event.key === "Enter" && document.activeElement === plate.svg && !state.pinned.length) {
+    pin(plate.geometry.layers[0], 0);
+  }
+});
+
+on("pinned", () => {
+  const focused = document.activeElement === plate.svg;
+  drawPlate();
+  if (focused) plate.svg.focus({ preventScroll: true });
+  drawPanel();
+  drawTextChoice();
+  if (state.scope === "head") drawText();
+});
+
+async function start() {
+  if (typeof DecompressionStream === "undefined") {
+    byId("plate-drawing").append(el("p", { class: "notice" }, "This browser is too old to unpack the measurements. Firefox 113, Chrome 80, Safari 16.4 or newer can."));
+    return;
+  }
+  await unpackAll();
+  state.role = roles()[0];
+  buildFindings();
+  if (facts.statistics.length) {
+    buildChoices();
+    onWidth(byId("plate-drawing"), drawPlate);
+    chooseStatistic(0);
+    byId("plate-table").addEventListener("toggle", (event) => { if (event.target.open) tablePlate(); });
+  } else {
+    byId("plate-drawing").append(el("p", { class: "notice" }, "No head could be measured; the findings above say why."));
+  }
+  buildText();
+  if (facts.depth) onWidth(byId("depth-figures"), drawDepth);
+  addEventListener("resize", () => { if (state.pinned.length) drawPanel(); });
+  document.documentElement.dataset.ready = "true";
+}
+start();
