@@ -119,6 +119,13 @@ class Mask(ABC):
         """How many sequences the mask is for; None when it is the same for all."""
         return None
 
+    def interval(self, batch: int, query: Tensor, keys: int) -> tuple[Tensor, Tensor] | None:
+        """Bounds (start, stop) of the keys each query position sees, when they are one run.
+
+        None when they need not be one run, or when that is not known without looking.
+        """
+        return None
+
     def relative(self) -> bool:
         """Whether ``visible`` depends on ``query - key`` alone, so that blocks can be reused."""
         return False
@@ -144,6 +151,9 @@ class Everything(Mask):
     def segments(self, batch: int, first: int, last: int, keys: int) -> list[Segment]:
         return _clip([Segment(0, keys, True)], keys)
 
+    def interval(self, batch: int, query: Tensor, keys: int) -> tuple[Tensor, Tensor] | None:
+        return torch.zeros_like(query), torch.full_like(query, keys)
+
     def relative(self) -> bool:
         return True
 
@@ -163,6 +173,9 @@ class Causal(Mask):
     def segments(self, batch: int, first: int, last: int, keys: int) -> list[Segment]:
         a, b = first + self.shift + 1, last + self.shift + 1
         return _clip([Segment(0, a, True), Segment(max(a, 0), b, False)], keys)
+
+    def interval(self, batch: int, query: Tensor, keys: int) -> tuple[Tensor, Tensor] | None:
+        return torch.zeros_like(query), (query + (self.shift + 1)).clamp(0, keys)
 
     def relative(self) -> bool:
         return True
@@ -195,6 +208,9 @@ class Band(Mask):
             [Segment(lo, all_lo, False), Segment(all_lo, all_hi, True), Segment(all_hi, hi, False)],
             keys,
         )
+
+    def interval(self, batch: int, query: Tensor, keys: int) -> tuple[Tensor, Tensor] | None:
+        return (query - self.before).clamp(0, keys), (query + (self.after + 1)).clamp(0, keys)
 
     def relative(self) -> bool:
         return True
@@ -239,6 +255,11 @@ class Chunked(Mask):
         begin, end = self.start + a * self.size, self.start + (b + 1) * self.size
         return _clip([Segment(begin, end, a == b)], keys)
 
+    def interval(self, batch: int, query: Tensor, keys: int) -> tuple[Tensor, Tensor] | None:
+        chunk = torch.div(query - self.start, self.size, rounding_mode="floor")
+        begin = self.start + chunk * self.size
+        return begin.clamp(0, keys), (begin + self.size).clamp(0, keys)
+
 
 @dataclass(frozen=True)
 class Prefix(Mask):
@@ -251,6 +272,9 @@ class Prefix(Mask):
 
     def segments(self, batch: int, first: int, last: int, keys: int) -> list[Segment]:
         return _clip([Segment(0, self.length, True)], keys)
+
+    def interval(self, batch: int, query: Tensor, keys: int) -> tuple[Tensor, Tensor] | None:
+        return torch.zeros_like(query), torch.full_like(query, min(self.length, keys))
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,6 +296,12 @@ class KeyPadding(Mask):
 
     def segments(self, batch: int, first: int, last: int, keys: int) -> list[Segment]:
         return _clip(self._runs[batch], keys)
+
+    def interval(self, batch: int, query: Tensor, keys: int) -> tuple[Tensor, Tensor] | None:
+        if len(self._runs[batch]) > 1:
+            return None
+        start, stop, _ = (*self._runs[batch], Segment(0, 0, True))[0]
+        return torch.full_like(query, start), torch.full_like(query, min(stop, keys))
 
     def batches(self) -> int | None:
         return int(self.keep.shape[0])
@@ -310,6 +340,15 @@ class Documents(Mask):
             [Segment(a, b, inside and len(asked) == 1) for a, b, name in runs if name in asked],
             keys,
         )
+
+    def interval(self, batch: int, query: Tensor, keys: int) -> tuple[Tensor, Tensor] | None:
+        runs = self._runs[batch]
+        if len({name for _, _, name in runs}) < len(runs):
+            return None  # a document in several pieces
+        start, stop = (torch.tensor([r[x] for r in runs], device=query.device) for x in (0, 1))
+        inside = (query >= 0) & (query < stop[-1])
+        run = torch.bucketize(query, stop, right=True).clamp(0, len(runs) - 1)
+        return start[run] * inside, (stop[run] * inside).clamp(max=keys)
 
     def batches(self) -> int | None:
         return int(self.ids.shape[0])
@@ -375,6 +414,14 @@ class _Both(Mask):
                 if lo < hi:
                     out.append(Segment(lo, hi, s.full and t.full))
         return _clip(out, keys)
+
+    def interval(self, batch: int, query: Tensor, keys: int) -> tuple[Tensor, Tensor] | None:
+        a = self.left.interval(batch, query, keys)
+        b = self.right.interval(batch, query, keys)
+        if a is None or b is None:
+            return None
+        start, stop = torch.maximum(a[0], b[0]), torch.minimum(a[1], b[1])
+        return start, torch.maximum(start, stop)
 
     def batches(self) -> int | None:
         return _same_batches(self.left, self.right)

@@ -207,8 +207,23 @@ def _problem(q: Tensor, k: Tensor, v: Tensor | None, asked: dict) -> Problem:
         relative=asked["relative"],
         dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
         tile=max(1, asked["tile"]),
-        pad=_STRIP_ROWS if asked["relative"] else 0,
+        pad=0 if _compiles(q) or not asked["relative"] else _STRIP_ROWS,
+        clean_v=v is None or bool(v.sum().isfinite()) or bool(torch.isfinite(v).all()),
     )
+
+
+def _compiles(q: Tensor) -> bool:
+    """The one place that decides which form of the strip pass runs: compiled loops or torch."""
+    return q.device.type == "cpu" and q.dtype != torch.float64
+
+
+def _form(q: Tensor) -> tuple[type, type]:
+    """The workspace and the pass of that form."""
+    if _compiles(q):
+        from headwise.attention.compiled import CompiledPass, CompiledWorkspace  # Numba loads here
+
+        return CompiledWorkspace, CompiledPass
+    return Workspace, StripPass
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor | None) -> None:
@@ -297,17 +312,18 @@ def _run(
     count = min(_workers(problem, workers), batch * kv_heads * parts)
     totals = [[_empty_sums(problem) for _ in range(kv_heads)] for _ in range(batch)]
     tasks = [(b, h, x) for b in range(batch) for h in range(kv_heads) for x in range(parts)]
-    spaces = [Workspace(problem, problem.group * rows, width) for _ in range(count)]
+    workspace, strip_pass = _form(problem.q)
+    spaces = [workspace(problem, problem.group * rows, width) for _ in range(count)]
 
     def work(task: tuple[int, int, int]) -> Sums:
         b, h, part = task
         space = spaces.pop()
         try:
             sums = _share(totals[b][h])
-            strip_pass = StripPass(problem, b, h, space)
+            head = strip_pass(problem, b, h, space)
             # Every parts-th strip, so that parts of a causal mask weigh the same.
             for i0, i1 in strips[part::parts]:
-                strip_pass.absorb(sums, i0, i1)
+                head.absorb(sums, i0, i1)
             return sums
         finally:
             spaces.append(space)

@@ -26,7 +26,7 @@ from torch import Tensor
 from headwise.attention.bands import add_bands
 from headwise.attention.masks import Mask, Segment
 
-__all__ = ["LOG2E", "RAW", "Bias", "Problem", "StripPass", "Sums", "Workspace"]
+__all__ = ["LOG2E", "RAW", "Bias", "Problem", "StripPass", "Sums", "Workspace", "places", "poison"]
 
 LOG2E: Final = math.log2(math.e)
 
@@ -76,6 +76,7 @@ class Problem:
     dtype: torch.dtype
     tile: int
     pad: int  # zero columns beside a run, so that skewed views stay inside the buffer
+    clean_v: bool  # v has no NaN and no infinity
 
     @property
     def group(self) -> int:
@@ -176,7 +177,7 @@ class StripPass:
         self.q = p.q[batch, self.heads]
         self.k = p.k[batch, kv_head].to(p.dtype)
         self.v = None if p.v is None else p.v[batch, kv_head].to(p.dtype)
-        self.clean_v = self.v is None or bool(torch.isfinite(self.v).all())
+        self.clean_v = p.clean_v
         self.sinks = None if p.sinks is None else p.sinks[self.heads].to(p.dtype) * LOG2E
         self.columns = torch.arange(p.keys, device=p.q.device)
         self.key_position = self.columns.to(p.dtype)
@@ -248,7 +249,7 @@ class StripPass:
     ) -> Iterator[tuple[int, int, int]]:
         """Key tiles and the column of ``kept`` where each goes."""
         p = self.p
-        for (start, stop), where in zip(runs, self._places(runs), strict=True):
+        for (start, stop), where in zip(runs, places(runs, self.p.pad), strict=True):
             inside = [s for s in segments if s.start >= start and s.stop <= stop]
             if not inside:
                 continue
@@ -257,14 +258,6 @@ class StripPass:
             width = -(-(hi - lo) // pieces)
             for j0 in range(lo, hi, width):
                 yield j0, min(hi, j0 + width), where + j0 - start
-
-    def _places(self, runs: list[tuple[int, int]]) -> list[int]:
-        """The first column of each run in ``kept``: runs lie side by side, padded with zeros."""
-        places, at = [], self.p.pad
-        for start, stop in runs:
-            places.append(at)
-            at += stop - start + self.p.pad
-        return places
 
     def _tile(
         self,
@@ -338,16 +331,11 @@ class StripPass:
         if not self.clean_v:
             v = torch.where(torch.isfinite(v), v, 0)
         if state is None or state.output is None or old_peak is None:
-            return self._poison(torch.mm(e, v), e, j0, j1)
-        shrink = torch.where(old_peak == -math.inf, 0.0, old_peak - _finite(peak)).exp2()
-        return self._poison(state.output.mul_(shrink).addmm_(e, v), e, j0, j1)
-
-    def _poison(self, o: Tensor, e: Tensor, j0: int, j1: int) -> Tensor:
-        """A visible NaN or infinity in v reaches the output; a hidden one must not."""
-        if self.clean_v or self.v is None:
-            return o
-        bad = (~torch.isfinite(self.v[j0:j1])).to(e.dtype)
-        return o.masked_fill_((e != 0).to(e.dtype) @ bad > 0, math.nan)
+            o = torch.mm(e, v)
+        else:
+            shrink = torch.where(old_peak == -math.inf, 0.0, old_peak - _finite(peak)).exp2()
+            o = state.output.mul_(shrink).addmm_(e, v)
+        return o if self.clean_v else poison(o, e, self.v[j0:j1])
 
     def _holes(
         self, i0: int, i1: int, j0: int, j1: int, segments: list[Segment]
@@ -428,7 +416,7 @@ class StripPass:
                 o.add_(a @ v)
             else:
                 o.add_(a @ torch.where(torch.isfinite(v), v, 0))
-                self._poison(o.view(-1, o.shape[-1]), a.flatten(0, 1), 0, p.sink_keys)
+                poison(o.view(-1, o.shape[-1]), a.flatten(0, 1), v)
             sums.output[:, i0:i1] = o
 
     def _weigh(
@@ -448,7 +436,7 @@ class StripPass:
         feeds = None
         if p.keep is not None:
             feeds = p.keep[self.batch, p.rows[i0:i1]].repeat(g)[:, None]
-        for (start, stop), where in zip(runs, self._places(runs), strict=True):
+        for (start, stop), where in zip(runs, places(runs, p.pad), strict=True):
             a = self.work.kept[: g * t, where : where + stop - start]
             self._fill_gaps(a, start, i0, i1, sink, log2_total)
             self._clear_pads(g * t, where, stop - start)
@@ -526,6 +514,21 @@ class StripPass:
             padded.zero_()
             padded[:, start - lo : stop - lo] = column_sums
             sums.pooled[:, row, lo // w : hi // w] += padded.view(g, -1, w).sum(-1)
+
+
+def places(runs: list[tuple[int, int]], pad: int) -> list[int]:
+    """The first column of each run in ``kept``: runs lie side by side, padded with zeros."""
+    out, at = [], pad
+    for start, stop in runs:
+        out.append(at)
+        at += stop - start + pad
+    return out
+
+
+def poison(o: Tensor, e: Tensor, v: Tensor) -> Tensor:
+    """Put NaN where a weight that is not zero meets a value that is not finite."""
+    bad = (~torch.isfinite(v)).to(e.dtype)
+    return o.masked_fill_((e != 0).to(e.dtype) @ bad > 0, math.nan)
 
 
 def _peak(whole: Tensor) -> tuple[Tensor, Tensor]:
