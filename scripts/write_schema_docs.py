@@ -28,7 +28,8 @@ Attributes of every variable: `long_name`, `units`, `definition`, `exactness`, a
 there is one. Attributes of the data set: `schema_version`, and `about`, the facts of the run as
 JSON text (model, architecture, tokens, dtype, exactness, seconds, versions, command, …).
 
-Roles: {", ".join(ROLES)}. Token streams: {", ".join(STREAMS)}. Projections: {", ".join(PROJECTIONS)}.
+Roles: {", ".join(ROLES)}. Token streams: {", ".join(STREAMS)}.
+Projections: {", ".join(PROJECTIONS)}.
 In a token's text the character NUL is written ␀ and a lone surrogate as ?.
 
 What `exactness` says when only some rows were measured (`rows` < `rows_total`): means are unbiased

@@ -66,7 +66,7 @@ def text(dataset: xr.Dataset, statistic: str = "entropy_fraction") -> str:
         return "\n".join(lines)
     entry = VARIABLES[statistic]
     low, high = _range(values)
-    lines += ["", f"{entry.long_name}, {_span(low, high, entry.units)} (light to dark)"]
+    lines += ["", f"{entry.long_name}, {_span(low, high, entry.units)} (lowest blank, highest █)"]
     number_width = len(str(values.shape[0] - 1))
     for layer, row in enumerate(values):
         shades = "".join(

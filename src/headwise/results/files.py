@@ -22,21 +22,23 @@ def writable(path: str | Path) -> Path:
         FileError: the folder is missing or does not allow it, or a folder stands at the path.
     """
     target = Path(path).expanduser()
-    folder = target.parent
-    if not folder.is_dir():
-        raise FileError(
-            f"cannot write {target}: there is no folder {folder}", to_do="make it or name another"
-        )
-    if target.is_dir() and target.suffix != ".zarr":
-        raise FileError(f"cannot write {target}: a folder has that name", to_do="name another file")
-    trial = _beside(target)
     try:
+        if not target.parent.is_dir():
+            raise FileError(
+                f"cannot write {target}: there is no folder {target.parent}",
+                to_do="make it or name another",
+            )
+        if target.is_dir() and target.suffix != ".zarr":
+            raise FileError(
+                f"cannot write {target}: a folder has that name", to_do="name another file"
+            )
+        if target.is_file() and not os.access(target, os.W_OK):
+            raise FileError(f"cannot write {target}: the file there is read-only")
+        trial = _beside(target)
         trial.touch(exist_ok=False)
         trial.unlink()
     except OSError as error:
         raise FileError(f"cannot write {target}: {_reason(error)}") from error
-    if target.is_file() and not os.access(target, os.W_OK):
-        raise FileError(f"cannot write {target}: the file there is read-only")
     return target
 
 

@@ -30,12 +30,13 @@ def save_path(path: str | Path) -> Path:
     target = Path(path).expanduser()
     if target.suffix not in (".nc", ".zarr"):
         raise FileError(f"cannot save a scan as {target.name}", allowed=_SUFFIXES)
+    writable(target)
     if target.suffix == ".zarr" and target.exists() and not _is_zarr(target):
         raise FileError(
             f"cannot write {target}: something that is not a scan has that name",
             to_do="name another file",
         )
-    return writable(target)
+    return target
 
 
 def save(dataset: xr.Dataset, path: str | Path) -> Path:
