@@ -55,9 +55,7 @@ class _Stream:
     elements: dict[str, int] = field(default_factory=dict)
 
     def absorb(self, name: str, gradient: Tensor) -> None:
-        self.squares[name] = self.squares.get(name, 0.0) + float(
-            torch.linalg.vector_norm(gradient, dtype=torch.float32) ** 2
-        )
+        self.squares[name] = self.squares.get(name, 0.0) + _norm(gradient) ** 2
         self.elements[name] = self.elements.get(name, 0) + gradient.numel()
 
     def rms(self) -> dict[str, float]:
@@ -150,7 +148,7 @@ def _backward(loaded: LoadedModel, document: Document, body: Any | None, total: 
         logits, wanted = output.logits[0, :-1], target[0, 1:]
     else:
         logits, wanted = model(input_ids=ids, use_cache=False).logits[0, :-1], ids[0, 1:]
-    loss = F.cross_entropy(logits.float(), wanted.to(logits.device), reduction="sum") / total
+    loss = _cross_entropy(logits, wanted) / total
     loss.backward()
     return float(loss.detach())
 
@@ -172,14 +170,25 @@ def _backward_in_runs(model: Any, body: Any, ids: Tensor, total: int) -> float:
         answer = type(output)(**{**output, "last_hidden_state": piece})
         with _answering(body, answer):
             logits = model(input_ids=ids[:, start : start + run], use_cache=False).logits
-        part = F.cross_entropy(
-            logits[0, : len(wanted)].float(), wanted.to(logits.device), reduction="sum"
-        )
+        part = _cross_entropy(logits[0, : len(wanted)], wanted)
         (part / total).backward()
         loss += float(part.detach()) / total
         gradients.append(torch.zeros_like(piece) if piece.grad is None else piece.grad)
     states.backward(torch.cat(gradients, 1))
     return loss
+
+
+def _cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
+    """The sum over tokens, in float32 or better."""
+    return F.cross_entropy(_wide(logits), wanted.to(logits.device), reduction="sum")
+
+
+def _norm(gradient: Tensor) -> float:
+    return float(torch.linalg.vector_norm(_wide(gradient)))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @contextmanager
@@ -268,13 +277,12 @@ def _records(model: nn.Module) -> tuple[GradientRecord, ...]:
         if parameter.grad is None:
             continue
         block, kind = projection(model, name)
-        norm = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32)
         records.append(
             GradientRecord(
                 parameter=name,
                 block=block,
                 projection=kind,
-                norm=float(norm),
+                norm=_norm(parameter.grad),
                 size=parameter.numel(),
             )
         )

@@ -1,12 +1,9 @@
-"""Text on its way to the model: read, cut into tokens, arranged as documents."""
+"""Text on its way to the model: cut into tokens, arranged as documents."""
 
 from __future__ import annotations
 
-import importlib.resources
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -16,7 +13,7 @@ from headwise.errors import ModelError, OptionError, TextError
 from headwise.observation.loading import LoadedModel
 from headwise.observation.quiet import quiet
 
-__all__ = ["DEFAULT_TOKENS", "Document", "Text", "default_text", "read_text", "tokenize"]
+__all__ = ["DEFAULT_TOKENS", "Document", "Text", "tokenize"]
 
 # Read when --tokens is left out: long enough for every statistic to settle, a few seconds on a CPU.
 DEFAULT_TOKENS: Final = 2048
@@ -44,54 +41,6 @@ class Document:
     def tokens(self) -> int:
         """How many tokens are read, source and target together."""
         return len(self.ids) + (0 if self.target is None else len(self.target))
-
-
-def read_text(path: str | Path) -> str:
-    """The text of a UTF-8 file, or of standard input when the path is ``-``.
-
-    Raises:
-        TextError: no such file, a directory, empty, or not UTF-8 (with the position of the byte).
-
-    Example:
-        >>> read_text("/no/such/file.txt")
-        Traceback (most recent call last):
-            ...
-        headwise.errors.TextError: there is no text file /no/such/file.txt
-    """
-    name = "standard input" if str(path) == "-" else str(path)
-    if str(path) == "-":
-        data = sys.stdin.buffer.read()
-    else:
-        try:
-            data = Path(path).expanduser().read_bytes()
-        except FileNotFoundError:
-            raise TextError(f"there is no text file {name}") from None
-        except IsADirectoryError:
-            raise TextError(f"{name} is a folder; a text file is needed") from None
-        except OSError as error:
-            raise TextError(f"{name} cannot be read ({error.strerror})") from None
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        # utf-8-sig counts from behind the mark it removes.
-        at = error.start + (3 if data.startswith(b"\xef\xbb\xbf") else 0)
-        raise TextError(
-            f"{name} is not UTF-8: byte {at} is 0x{data[at]:02x}",
-            to_do="save the text as UTF-8",
-        ) from None
-    if not text.strip():
-        raise TextError(f"{name} is empty" if not text else f"{name} holds only white space")
-    return text
-
-
-def default_text() -> str:
-    """The text that ships with the package: *Hamlet*, acts I to III (public domain).
-
-    Example:
-        >>> default_text().splitlines()[0]
-        'HAMLET, PRINCE OF DENMARK'
-    """
-    return (importlib.resources.files("headwise.data") / "hamlet.txt").read_text(encoding="utf-8")
 
 
 def tokenize(
@@ -233,7 +182,8 @@ def _pieces(loaded: LoadedModel, ids: Tensor, size: int, *, given: bool) -> tupl
     if loaded.kind == "encoder":
         return tuple(Document(torch.cat([before, piece, after])) for piece in pieces)
     if len(pieces) > 1 and len(pieces[-1]) < 2:
-        pieces = pieces[:-1]  # one token cannot be both a source and a target
+        # One token cannot be both a source and a target: the last piece is one longer instead.
+        pieces[-2:] = [torch.cat(pieces[-2:])]
     return tuple(
         Document(
             torch.cat([before, piece[: len(piece) // 2], after]),
