@@ -2,9 +2,12 @@
 
 from headwise.attention.definition import attention, entropy, log_sum_exp, output, scores, weights
 from headwise.attention.statistics import Statistics, measure
+from headwise.attention.streaming import attend, attend_with_lse
 
 __all__ = [
     "Statistics",
+    "attend",
+    "attend_with_lse",
     "attention",
     "entropy",
     "log_sum_exp",
