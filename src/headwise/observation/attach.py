@@ -1,0 +1,292 @@
+"""Observe a model: one ``with`` block in which every attention call is measured.
+
+    with observe(model) as scan:
+        model(**inputs)
+
+One name is registered in both of transformers' registries, for attention and for masks; inside the
+block the model's configs carry that name, and a context variable says which observation is active.
+On leaving, every config and hook is as it was, also after an exception.
+"""
+
+from __future__ import annotations
+
+import inspect
+import resource
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from headwise.errors import MeasurementError, ModelError, OptionError
+from headwise.observation.call import read_call
+from headwise.observation.lazy_mask import lazy_mask, materialised
+from headwise.observation.recorder import ACTIVE, Options, Recorder, plain
+from headwise.observation.scan import Scan
+from headwise.observation.stream import StreamRecorder
+from headwise.observation.survey import Survey, survey
+
+__all__ = ["NAME", "observe"]
+
+# transformers reads meaning into names that contain flash, sdpa, flex_attention, paged or a slash.
+NAME: Final = "headwise"
+
+
+@contextmanager
+def observe(
+    model: nn.Module,
+    *,
+    tokenizer: Any = None,
+    rows: int | None = None,
+    layers: Iterable[int] | None = None,
+    heads: Iterable[int] | None = None,
+    sink_keys: int = 1,
+    keep_rows: bool = False,
+    stream: bool = True,
+    workers: int | None = None,
+) -> Iterator[Scan]:
+    """Measure every attention call of a transformers model inside a ``with`` block.
+
+    The model's outputs stay what they are, within rounding; nothing n×n is allocated. Statistics
+    are of the softmax weights (after scaling, softcap, bias and mask, before dropout), in float32
+    or better. Padded queries are left out; packed documents are measured apart; calls that go on
+    with a key-value cache (``generate``) continue their documents.
+
+    Args:
+        model: any transformers model that routes through the attention interface.
+        tokenizer: names the tokens in the record.
+        rows: query rows to measure per sequence and call, a stratified sample (None: all).
+        layers: numbers of the layers to measure, within each stack (None: all).
+        heads: numbers of the heads to measure (None: all).
+        sink_keys: how many first keys count as the sink.
+        keep_rows: also keep every row's statistics.
+        stream: also measure the residual stream around every block.
+        workers: threads (None: torch's).
+
+    Raises:
+        ModelError: the model does not route, is compiled, or is being observed already.
+        OptionError: an option out of range, or attention dropout in training mode.
+        MeasurementError: an expected module was never called.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaModel
+        >>> config = LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        ...                      num_attention_heads=2, vocab_size=11)
+        >>> model = LlamaModel(config).eval()
+        >>> with observe(model) as scan:
+        ...     _ = model(torch.tensor([[1, 2, 3]]))
+        >>> scan.record.layers[0].rows
+        3
+    """
+    found = survey(model)
+    options = _options(found, rows, layers, heads, sink_keys, keep_rows, workers)
+    recorder = Recorder(found.modules, options)
+    for note in found.notes:
+        recorder.note(note)
+    residual = StreamRecorder(model, found, recorder) if stream else None
+    scan = Scan._of(model, recorder, residual, tokenizer)
+    with ExitStack() as restore:
+        _enter(model, found, recorder, residual, restore)
+        before = materialised()
+        clock = (time.perf_counter(), time.process_time())
+        try:
+            yield scan
+        except BaseException:
+            scan._facts["interrupted"] = True
+            raise
+        finally:
+            scan._facts["seconds"] += time.perf_counter() - clock[0]
+            scan._facts["cpu_seconds"] += time.process_time() - clock[1]
+            scan._facts["peak_memory_bytes"] = _peak(model)
+            if materialised() > before:
+                recorder.note(
+                    f"the model's own code built {materialised() - before} attention masks as "
+                    "arrays"
+                )
+            scan._changed()
+    _check_called(found, recorder)
+    scan._changed()
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The function registered with transformers; returns ``batch query head d_value``."""
+    recorder = ACTIVE.get()
+    cross = recorder is not None and recorder.is_cross(module)
+    if recorder is None:
+        cross = bool(getattr(module, "is_cross_attention", False))
+    call = read_call(module, query, key, value, attention_mask, cross=cross, **kwargs)
+    return plain(call) if recorder is None else recorder.attention(call), None
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, lazy_mask)
+
+
+def _options(
+    found: Survey,
+    rows: int | None,
+    layers: Iterable[int] | None,
+    heads: Iterable[int] | None,
+    sink_keys: int,
+    keep_rows: bool,
+    workers: int | None,
+) -> Options:
+    """Check what was asked before anything runs."""
+    for name, value, least in (
+        ("rows", rows, 1),
+        ("workers", workers, 1),
+        ("sink_keys", sink_keys, 0),
+    ):
+        if value is not None and value < least:
+            raise OptionError(f"{name} is {value}", allowed=f"{least} or more")
+    chosen = None if layers is None else frozenset(layers)
+    numbers = {m.number for m in found.modules.values()}
+    if (chosen is not None and not chosen <= numbers) or chosen == frozenset():
+        raise OptionError(
+            f"layers {sorted(chosen - numbers) or 'is empty'}",
+            allowed=f"{min(numbers)} to {max(numbers)}",
+        )
+    wanted = None if heads is None else tuple(sorted(set(heads)))
+    most = max((_heads(c) for c in found.configs), default=0)
+    if wanted is not None and (not wanted or wanted[0] < 0 or (most and wanted[-1] >= most)):
+        raise OptionError(f"heads {list(wanted)}", allowed=f"0 to {most - 1}")
+    return Options(rows, chosen, wanted, sink_keys, keep_rows, workers)
+
+
+def _heads(config: Any) -> int:
+    for name in ("num_attention_heads", "num_heads", "encoder_attention_heads"):
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return 0
+
+
+def _enter(
+    model: nn.Module,
+    found: Survey,
+    recorder: Recorder,
+    residual: StreamRecorder | None,
+    restore: ExitStack,
+) -> None:
+    """Hook and switch the model; register with ``restore`` how everything is undone."""
+    if any(config._attn_implementation_internal == NAME for config in found.configs) and any(
+        getattr(m, "_headwise_observed", False) for m in [model]
+    ):
+        raise ModelError(
+            f"{type(model).__name__} is being observed already", to_do="leave the other block first"
+        )
+    if ACTIVE.get() is not None:
+        raise ModelError("another observation is active here", to_do="leave the other block first")
+    model._headwise_observed = True  # type: ignore[assignment]
+    restore.callback(delattr, model, "_headwise_observed")
+    token = ACTIVE.set(recorder)
+    restore.callback(ACTIVE.reset, token)
+    for config in found.configs:
+        restore.callback(
+            setattr, config, "_attn_implementation_internal", config._attn_implementation_internal
+        )
+        config._attn_implementation_internal = NAME
+    outer: list[tuple[nn.Module, dict[str, Any]]] = []
+    by_module = dict(model.named_modules())
+    for path, part in found.models.items():
+        _hook_model(part, path, path in found.stacks, recorder, outer, restore)
+    for info in found.modules.values():
+        module = by_module[info.path]
+        handle = module.register_forward_pre_hook(_module_hook(recorder), with_kwargs=True)
+        restore.callback(handle.remove)
+    if residual is not None:
+        residual.attach(restore)
+
+
+def _hook_model(
+    part: nn.Module,
+    path: str,
+    is_stack: bool,
+    recorder: Recorder,
+    outer: list[tuple[nn.Module, dict[str, Any]]],
+    restore: ExitStack,
+) -> None:
+    """Tell the recorder what each model within the model is given."""
+    signature = inspect.signature(part.forward)
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs = _named(signature, args, kwargs)
+        if is_stack:
+            recorder.begin_pass(path, inputs, [given for _, given in reversed(outer)])
+        outer.append((module, inputs))
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        while outer:
+            if outer.pop()[0] is module:
+                break
+        if is_stack:
+            recorder.end_pass(path)
+
+    restore.callback(part.register_forward_pre_hook(before, with_kwargs=True).remove)
+    restore.callback(part.register_forward_hook(after, always_call=True).remove)
+
+
+def _module_hook(recorder: Recorder) -> Callable[..., None]:
+    signatures: dict[type, inspect.Signature] = {}
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kind = type(module)
+        if kind not in signatures:
+            signatures[kind] = inspect.signature(kind.forward)
+        signature = signatures[kind]
+        recorder.begin_module(module, _named(signature, (module, *args), kwargs))
+
+    return before
+
+
+def _named(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Arguments by name; ``**kwargs`` flattened."""
+    try:
+        bound = dict(signature.bind_partial(*args, **kwargs).arguments)
+    except TypeError:
+        return dict(kwargs)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            bound.update(bound.pop(name, {}))
+    return bound
+
+
+def _check_called(found: Survey, recorder: Recorder) -> None:
+    """Every module of every stack that ran must have been seen at the interface."""
+    missing = [m for m in found.modules.values() if m.path not in recorder.called]
+    ran = {m.stack for m in found.modules.values() if m.path in recorder.called}
+    if not ran:
+        raise MeasurementError(
+            "no attention call was seen",
+            allowed="a forward pass of the observed model inside the block",
+        )
+    silent = [m.path for m in missing if m.stack in ran]
+    if silent:
+        more = f" and {len(silent) - 3} more" if len(silent) > 3 else ""
+        raise MeasurementError(
+            f"{', '.join(silent[:3])}{more} never called the attention interface, so the scan would "
+            "be incomplete",
+            to_do="this model cannot be measured as a whole",
+        )
+    for path in dict.fromkeys(m.stack for m in missing):
+        recorder.note(f"{path or 'the model'} was not run, so it was not measured")
+
+
+def _peak(model: nn.Module) -> int:
+    """Peak memory of the device, or of the process on CPU."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

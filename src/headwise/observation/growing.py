@@ -1,0 +1,50 @@
+"""A tensor that grows along its last axis, with spare room so that growing stays cheap."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["Growing"]
+
+
+class Growing:
+    """Append to the last axis; ``view()`` is what is there so far.
+
+    Example:
+        >>> g = Growing((), torch.long, fill=-1)
+        >>> g.extend(2)
+        >>> g.view().tolist()
+        [-1, -1]
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, fill: float = 0) -> None:
+        self.length = 0
+        self._fill = fill
+        self._data = torch.full((*shape, 0), fill, dtype=dtype)
+
+    def extend(self, count: int) -> None:
+        """Make room for ``count`` more entries, holding the fill value."""
+        self.resize(self.length + count)
+
+    def resize(self, length: int) -> None:
+        """Set the length; entries that are cut off are forgotten."""
+        room = self._data.shape[-1]
+        if length > room:
+            more = self._data.new_full(
+                (*self._data.shape[:-1], max(length, room + room // 2) - room), self._fill
+            )
+            self._data = torch.cat((self._data, more), -1)
+        if length < self.length:
+            self._data[..., length : self.length] = self._fill
+        self.length = length
+
+    def append(self, values: Tensor) -> None:
+        """Add values at the end."""
+        start = self.length
+        self.extend(values.shape[-1])
+        self._data[..., start : self.length] = values.to(self._data.device)
+
+    def view(self) -> Tensor:
+        """The entries so far; writing into it writes here."""
+        return self._data[..., : self.length]

@@ -1,0 +1,145 @@
+"""Sums by position, in bins that double in width when positions go beyond the last bin.
+
+The width is always the smallest power of two at which the positions seen so far fit into 128 bins.
+Doubling adds neighbouring bins, which loses nothing, so sums do not depend on the order in which
+documents of different lengths arrive, nor on where a run was cut in two.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+__all__ = ["MOST_BINS", "PooledMap", "Profile"]
+
+MOST_BINS: Final = 128
+
+
+def _width(length: int) -> int:
+    """The smallest power of two so that ``length`` positions need at most MOST_BINS bins."""
+    return 1 << (max(1, -(-length // MOST_BINS)) - 1).bit_length()
+
+
+def _halve(x: Tensor, axis: int, factor: int) -> Tensor:
+    """Add groups of ``factor`` neighbours along an axis."""
+    missing = -x.shape[axis] % factor
+    if missing:
+        shape = list(x.shape)
+        shape[axis] = missing
+        x = torch.cat((x, x.new_zeros(shape)), axis)
+    return x.unflatten(axis, (-1, factor)).sum(axis + 1 if axis >= 0 else axis)
+
+
+class Profile:
+    """Sums of statistics over the rows of each position bin."""
+
+    def __init__(self, statistics: int, heads: int) -> None:
+        self.width = 1
+        self.bins = 0
+        self.sums = torch.zeros(statistics, heads, MOST_BINS, dtype=torch.float64)
+        self.counts = torch.zeros(statistics, heads, MOST_BINS, dtype=torch.int64)
+        self.rows = torch.zeros(MOST_BINS, dtype=torch.int64)
+
+    def fit(self, length: int) -> None:
+        """Make room for positions 0 .. length - 1."""
+        width = _width(length)
+        if width > self.width:
+            factor = width // self.width
+            for name in ("sums", "counts", "rows"):
+                small = _halve(getattr(self, name), -1, factor)
+                whole = getattr(self, name).new_zeros((*small.shape[:-1], MOST_BINS))
+                whole[..., : small.shape[-1]] = small
+                setattr(self, name, whole)
+            self.bins, self.width = -(-self.bins // factor), width
+        self.bins = max(self.bins, -(-length // self.width))
+
+    def add(self, x: Tensor, valid: Tensor, position: Tensor, heads: Any) -> None:
+        """Add ``statistic batch head row`` values; ``x`` is 0 where it is not ``valid``."""
+        if not position.numel():
+            return
+        self.fit(int(position[-1]) + 1)
+        first, last = int(position[0]) // self.width, int(position[-1]) // self.width
+        whole = slice(first, last + 1)
+        self.sums[:, heads, whole] += self._binned(x, position).sum(1)
+        self.counts[:, heads, whole] += self._binned(valid, position).sum(1).long()
+        rows = torch.bincount(position // self.width - first, minlength=last - first + 1)
+        self.rows[whole] += rows * x.shape[1]
+
+    def _binned(self, x: Tensor, position: Tensor) -> Tensor:
+        """Sums over the bins that the (rising) positions touch: ``... row -> ... bin``."""
+        first, last = int(position[0]), int(position[-1])
+        if last - first + 1 == position.numel():
+            before = first % self.width
+            after = -(last + 1) % self.width
+            padded = torch.nn.functional.pad(x, (before, after))
+            return padded.unflatten(-1, (-1, self.width)).sum(-1, dtype=torch.float64)
+        index = position // self.width - first // self.width
+        out = torch.zeros(*x.shape[:-1], int(index[-1]) + 1, dtype=torch.float64)
+        return out.index_add_(-1, index, x.double())
+
+    def merge(self, other: Profile) -> None:
+        """Add the sums of another profile."""
+        length = max(self.bins * self.width, other.bins * other.width)
+        self.fit(length)
+        factor = self.width // other.width
+        for name in ("sums", "counts", "rows"):
+            small = _halve(getattr(other, name), -1, factor) if factor > 1 else getattr(other, name)
+            getattr(self, name)[..., : small.shape[-1]] += small
+
+    def finish(self) -> tuple[Tensor, Tensor, int]:
+        """Means ``statistic head bin``, rows per bin, and the width of a bin."""
+        used = slice(0, self.bins)
+        return self.sums[..., used] / self.counts[..., used], self.rows[used].clone(), self.width
+
+
+class PooledMap:
+    """The attention matrix summed over square blocks of positions, and the rows in each."""
+
+    def __init__(self, heads: int) -> None:
+        self.width = 1
+        self.blocks = 0
+        self.sums = torch.zeros(heads, 0, 0, dtype=torch.float64)
+        self.rows = torch.zeros(0, dtype=torch.int64)
+
+    def fit(self, length: int) -> None:
+        """Make room for positions 0 .. length - 1, as queries and as keys."""
+        width = _width(length)
+        if width > self.width:
+            factor = width // self.width
+            self.sums = _halve(_halve(self.sums, -1, factor), -2, factor)
+            self.rows = _halve(self.rows, -1, factor)
+            self.width, self.blocks = width, self.rows.shape[0]
+        blocks = max(self.blocks, -(-length // self.width))
+        if blocks > self.blocks:
+            more = blocks - self.blocks
+            self.sums = torch.nn.functional.pad(self.sums, (0, more, 0, more))
+            self.rows = torch.nn.functional.pad(self.rows, (0, more))
+            self.blocks = blocks
+
+    def add(
+        self, sums: Tensor, first: tuple[int, int], position: Tensor, seen: Tensor, heads: Any
+    ) -> None:
+        """Add ``head block block`` sums of this width; ``first``: where their blocks begin.
+
+        ``seen``: at each of the query positions, how many rows see anything.
+        """
+        q, k = first
+        self.sums[heads, q : q + sums.shape[-2], k : k + sums.shape[-1]] += sums
+        self.rows.index_add_(0, position // self.width, seen)
+
+    def merge(self, other: PooledMap) -> None:
+        """Add another map."""
+        self.fit(max(self.blocks * self.width, other.blocks * other.width))
+        factor = self.width // other.width
+        sums, rows = other.sums, other.rows
+        if factor > 1:
+            sums, rows = _halve(_halve(sums, -1, factor), -2, factor), _halve(rows, -1, factor)
+        blocks = rows.shape[0]
+        self.sums[:, :blocks, :blocks] += sums
+        self.rows[:blocks] += rows
+
+    def finish(self) -> tuple[Tensor, Tensor, int]:
+        """Mean mass per row ``head block block``, rows per block row, and the width."""
+        return self.sums / self.rows[None, :, None], self.rows.clone(), self.width

@@ -1,0 +1,291 @@
+"""The residual stream around every block: how large it is, and how much each part writes to it.
+
+Hooks see the stream entering and leaving a block and the outputs of the modules inside. Which of
+those outputs are added to the stream differs between architectures (norms after the write, several
+attention modules, scaled writes), so it is not guessed from names: the combination whose sum is the
+leaving stream, checked on sampled tokens, is the one that counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import MeasurementError
+from headwise.observation.recorder import Recorder
+from headwise.observation.survey import Survey
+from headwise.observation.tokens import Layout
+from headwise.results.records import BlockRecord
+
+__all__ = ["Block", "BlockSums", "StreamRecorder", "find_blocks"]
+
+_SAMPLED: Final = 8
+_MLP: Final = re.compile(
+    r"mlp|ffn|feed_?forward|moe|mixture|experts?_?layer|dense_?relu|fc2|^output$|^ff$|expert",
+    re.IGNORECASE,
+)
+_KINDS: Final = ("in", "out", "attention", "mlp")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One transformer block: its place, and the modules inside that may write to the stream."""
+
+    path: str
+    stack: str
+    number: int
+    attention: tuple[tuple[str, ...], ...]  # for each attention module: itself, then what holds it
+    mlp: tuple[str, ...]
+    norms: tuple[str, ...]
+    factor: float = 1.0  # by which writes are multiplied
+
+
+class BlockSums:
+    """Sums of squares over tokens, the first token of every document apart."""
+
+    def __init__(self, path: str, number: int, width: int) -> None:
+        self.path, self.number, self.width = path, number, width
+        self.squares = torch.zeros(len(_KINDS), 2, dtype=torch.float64)  # (kind, rest or first)
+        self.tokens = torch.zeros(len(_KINDS), 2, dtype=torch.int64)
+        self.max_abs = -math.inf
+        self.verified = True
+
+    def absorb(
+        self, norms: dict[str, Tensor], largest: Tensor, layout: Layout, verified: bool
+    ) -> None:
+        """Add one call: per-token norms ``batch token`` of what is known of in, out and writes."""
+        real, first = layout.real, layout.first
+        for kind, norm in norms.items():
+            i, squares = _KINDS.index(kind), norm.double().square()
+            for apart, where in enumerate((real & ~first, first)):
+                self.squares[i, apart] += squares[where].sum()
+                self.tokens[i, apart] += where.sum()
+        if real.any():
+            self.max_abs = max(self.max_abs, float(largest[real].max()))
+        self.verified = self.verified and verified
+
+    def merge(self, other: BlockSums) -> None:
+        """Add the sums of the same block."""
+        if (self.path, self.width) != (other.path, other.width):
+            raise MeasurementError(
+                f"{self.path} of width {self.width} cannot take in {other.path} of width "
+                f"{other.width}",
+                allowed="scans of one model",
+            )
+        self.squares = self.squares + other.squares
+        self.tokens = self.tokens + other.tokens
+        self.max_abs = max(self.max_abs, other.max_abs)
+        self.verified = self.verified and other.verified
+
+    def finish(self, stack: str) -> BlockRecord:
+        """Root mean squares over tokens and width."""
+        rms = (self.squares / (self.tokens * self.width)).sqrt()
+        (i, i1), (o, o1), (a, a1), (m, m1) = rms.tolist()
+        return BlockRecord(
+            module=self.path, stack=stack, number=self.number, stream_in_rms=i, stream_out_rms=o,
+            stream_in_rms_first=i1, stream_out_rms_first=o1,
+            stream_max_abs=self.max_abs if math.isfinite(self.max_abs) else math.nan,
+            attention_write_rms=a, mlp_write_rms=m, attention_write_rms_first=a1,
+            mlp_write_rms_first=m1, writes_verified=self.verified,
+        )  # fmt: skip
+
+
+@dataclass
+class _Visit:
+    """What has been seen of one block while it runs."""
+
+    entering: Tensor  # per-token norms
+    shape: tuple[int, ...]
+    sample: Tensor  # a few tokens of the entering stream
+    picked: Tensor
+    norms: dict[str, Tensor] = field(default_factory=dict)  # module -> per-token norms
+    samples: dict[str, Tensor] = field(default_factory=dict)
+
+
+class StreamRecorder:
+    """Hooks on every block of every stack."""
+
+    def __init__(self, model: nn.Module, found: Survey, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.modules = dict(model.named_modules())
+        self.blocks = find_blocks(self.modules, found)
+        self.sums: dict[tuple[str, int], BlockSums] = {}
+        self._choice: dict[str, tuple[tuple[str, ...], str | None] | None] = {}
+        self._visits: dict[str, _Visit] = {}
+        self._runs: dict[tuple[str, int], int] = {}
+
+    def attach(self, restore: ExitStack) -> None:
+        """Put the hooks on; ``restore`` takes them off."""
+        for block in self.blocks:
+            module = self.modules[block.path]
+            inside = {*itertools.chain(*block.attention), *block.mlp, *block.norms}
+            restore.callback(
+                module.register_forward_pre_hook(self._enter(block), with_kwargs=True).remove
+            )
+            for path in inside:
+                part = self.modules[path]
+                restore.callback(part.register_forward_hook(self._inside(block, path)).remove)
+            restore.callback(module.register_forward_hook(self._leave(block)).remove)
+
+    def _enter(self, block: Block) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x = args[0] if args else kwargs.get("hidden_states")
+            self._visits.pop(block.path, None)
+            if isinstance(x, Tensor) and x.dim() == 3 and x.is_floating_point():
+                with torch.no_grad():
+                    rows = x.shape[0] * x.shape[1]
+                    picked = torch.linspace(0, rows - 1, min(rows, _SAMPLED)).long().to(x.device)
+                    self._visits[block.path] = _Visit(
+                        _norms(x), tuple(x.shape), x.flatten(0, 1)[picked].clone(), picked
+                    )
+
+        return hook
+
+    def _inside(self, block: Block, path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            visit, x = self._visits.get(block.path), _tensor(output)
+            if visit is None or x is None:
+                return
+            with torch.no_grad():
+                if x.dim() == 2 and x.numel() == math.prod(visit.shape):
+                    x = x.view(visit.shape)
+                if tuple(x.shape) == visit.shape:
+                    visit.norms[path] = _norms(x)
+                    visit.samples[path] = x.flatten(0, 1)[visit.picked].clone()
+
+        return hook
+
+    def _leave(self, block: Block) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            visit, x = self._visits.pop(block.path, None), _tensor(output)
+            if visit is None or x is None or tuple(x.shape) != visit.shape:
+                return
+            stack = self.recorder.stacks.get(block.stack)
+            current = None if stack is None else stack.current
+            layout = None if current is None else current.layouts.get(0)
+            if layout is None or (layout.batch, layout.queries) != visit.shape[:2]:
+                return
+            with torch.no_grad():
+                self._absorb(block, visit, x, layout)
+
+        return hook
+
+    def _absorb(self, block: Block, visit: _Visit, x: Tensor, layout: Layout) -> None:
+        attention, mlp, verified = self._writes(block, visit, x)
+        norms = {"in": visit.entering, "out": _norms(x)}
+        if attention:
+            norms["attention"] = visit.norms[attention[0]] * block.factor
+        if mlp is not None:
+            norms["mlp"] = visit.norms[mlp] * block.factor
+        largest = torch.linalg.vector_norm(x, math.inf, -1).cpu()
+        current = self.recorder.stacks[block.stack].current
+        runs = getattr(current, "runs", None)
+        run = 0
+        if runs is not None:
+            run = runs[f"block {block.path}"]
+            runs[f"block {block.path}"] += 1
+        name = block.path if not run else f"{block.path} (run {run + 1})"
+        sums = self.sums.setdefault(
+            (block.path, run), BlockSums(name, run or block.number, visit.shape[2])
+        )
+        sums.absorb(norms, largest, layout, verified)
+
+    def _writes(
+        self, block: Block, visit: _Visit, x: Tensor
+    ) -> tuple[tuple[str, ...], str | None, bool]:
+        """Which outputs were added to the stream, and whether their sum was checked."""
+        leaving = x.flatten(0, 1)[visit.picked]
+        attention = [[p for p in (*c, *block.norms) if p in visit.samples] for c in block.attention]
+        mlps: list[str | None] = [p for p in (*block.mlp, *block.norms) if p in visit.samples]
+        attention = [c for c in attention if c]
+        known = self._choice.get(block.path)
+        tries = itertools.product(itertools.product(*attention), [*mlps, None])
+        for chosen, mlp in itertools.chain([known] if known else [], tries):
+            parts = [*chosen, *([] if mlp is None else [mlp])]
+            if len(set(parts)) < len(parts) or any(p not in visit.samples for p in parts):
+                continue
+            if _adds_up(visit.sample, [visit.samples[p] for p in parts], leaving, block.factor):
+                self._choice[block.path] = (chosen, mlp)
+                return chosen, mlp, True
+        first = tuple(c[0] for c in attention)
+        named = [p for p in block.mlp if p in visit.samples]
+        return first, named[0] if named else None, False
+
+
+def find_blocks(modules: dict[str, nn.Module], found: Survey) -> list[Block]:
+    """The blocks: elements of the outermost module lists, within each stack, that hold attention."""
+    lists: dict[str, str] = {}
+    for info in found.modules.values():
+        prefix = f"{info.stack}." if info.stack else ""
+        parts = info.path.removeprefix(prefix).split(".")
+        for end in range(1, len(parts)):
+            above = prefix + ".".join(parts[:end])
+            if isinstance(modules[above], nn.ModuleList):
+                lists.setdefault(above, info.stack)
+                break
+    blocks = []
+    for place, stack in lists.items():
+        for index in range(len(modules[place])):  # type: ignore[arg-type]
+            blocks.append(_block(modules, f"{place}.{index}", stack, index, found))
+    return blocks
+
+
+def _block(
+    modules: dict[str, nn.Module], path: str, stack: str, number: int, found: Survey
+) -> Block:
+    inside = {p: m for p, m in modules.items() if p.startswith(f"{path}.")}
+    attention = []
+    for info in found.modules.values():
+        if info.path.startswith(f"{path}."):
+            parts = info.path.removeprefix(f"{path}.").split(".")
+            holders = [f"{path}." + ".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
+            attention.append((info.path, *holders))
+    mine = {p for chain in attention for p in chain}
+    mlp = []
+    for p, m in inside.items():
+        depth = p.removeprefix(f"{path}.").count(".")
+        name = p.rpartition(".")[2]
+        in_attention = any(p.startswith(f"{a[0]}.") for a in attention)
+        if p in mine or depth > 2 or in_attention or any(p.startswith(f"{q}.") for q in mlp[-1:]):
+            continue
+        if _MLP.search(name) or _MLP.search(type(m).__name__):
+            mlp.append(p)
+    norms = [
+        p
+        for p, m in inside.items()
+        if "norm" in type(m).__name__.lower() and "." not in p.removeprefix(f"{path}.")
+    ]
+    factor = getattr(modules[path], "residual_multiplier", 1.0)
+    return Block(path, stack, number, tuple(attention), tuple(mlp), tuple(norms), float(factor))
+
+
+def _adds_up(entering: Tensor, writes: list[Tensor], leaving: Tensor, factor: float) -> bool:
+    """Whether stream in plus writes is stream out, within the rounding of that many additions."""
+    if not bool(leaving.isfinite().all()):
+        return False
+    total, size = entering.double(), entering.double().abs()
+    for write in writes:
+        total = total + factor * write.double()
+        size = size + (factor * write.double()).abs()
+    bound = (len(writes) + 2) * torch.finfo(leaving.dtype).eps * size
+    return bool(((total - leaving.double()).abs() <= bound).all())
+
+
+def _tensor(output: Any) -> Tensor | None:
+    """The tensor among a module's outputs that may be a stream."""
+    if isinstance(output, tuple | list) and output:
+        output = output[0]
+    return output if isinstance(output, Tensor) and output.is_floating_point() else None
+
+
+def _norms(x: Tensor) -> Tensor:
+    """Euclidean norm of every token, on the CPU."""
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).cpu()
