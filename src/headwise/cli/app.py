@@ -78,7 +78,7 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error of typer, whichever click it carries
-            return _fail(_usage(error), error, 2)
+            return _fail(_usage(error, arguments), error, 2)
         text = " ".join(str(error).split())
         return _fail(
             f"a bug in Headwise: {type(error).__name__}: {text}; "
@@ -95,10 +95,10 @@ def _fail(line: str, error: BaseException, code: int) -> int:
     return code
 
 
-def _usage(error: Any) -> str:
+def _usage(error: Any, arguments: Sequence[str]) -> str:
     text = " ".join(str(error.format_message()).split()).rstrip(".")
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "headwise"
+    names = [command.callback.__name__ for command in app.registered_commands if command.callback]
+    command = f"headwise {arguments[0]}" if arguments[0] in names else "headwise"
     return f"{text[:1].lower()}{text[1:]}; see {command} --help"
 
 
