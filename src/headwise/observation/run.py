@@ -1,0 +1,252 @@
+"""The main loop: load a model, read a text, measure every attention call, and say what was done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from headwise.errors import OptionError, ResourceError
+from headwise.observation.attach import observe
+from headwise.observation.gradients import Gradients, check_loss, measure_gradients
+from headwise.observation.loading import LoadedModel, load_model, wrap_model
+from headwise.observation.projections import blocks
+from headwise.observation.quiet import quiet
+from headwise.observation.reading import default_text
+from headwise.observation.scan import Scan
+from headwise.observation.text import Document, Text, tokenize
+
+__all__ = ["Progress", "scan"]
+
+# progress(done, total, what)
+Progress = Callable[[int, int, str], None]
+
+_NO_MEMORY: Final = re.compile(r"out of memory|not enough memory|can't allocate memory", re.I)
+
+
+def scan(
+    model_or_path: str | Path | nn.Module | LoadedModel,
+    text: Text | None = None,
+    *,
+    tokens: int | None = None,
+    batch: int = 1,
+    window: int | None = None,
+    layers: Iterable[int] | None = None,
+    heads: Iterable[int] | None = None,
+    rows: int | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    gradients: bool = False,
+    allow_long: bool = False,
+    keep_rows: bool = False,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> Scan:
+    """Run a model over a text and measure every attention call.
+
+    Stopped with Ctrl-C, it returns what has been measured until then, ``about["interrupted"]`` set;
+    with nothing measured yet, the interruption goes on.
+
+    Args:
+        model_or_path: a folder, a hub id, a GGUF file (see ``load_model``), or a model in memory,
+            which reads token ids.
+        text: a text, several texts, token ids, or for an encoder-decoder also a pair ``(source,
+            target)``; None reads the text that ships with the package. See ``tokenize`` for how it
+            is cut into documents.
+        tokens: how many tokens to read; None for all, but at most 2,048 and at most the context.
+        batch: documents computed side by side; for one text without ``window``, into how many
+            equal pieces it is cut.
+        window: longest piece that is read at once.
+        layers: numbers of the layers to measure (None: all).
+        heads: numbers of the heads to measure (None: all).
+        rows: query rows to measure per document, each exactly (None: all).
+        dtype: see ``load_model``.
+        device: see ``load_model``.
+        gradients: also run one backward pass of the mean next-token loss.
+        allow_long: go on beyond the length the model was trained on.
+        keep_rows: keep every row's statistics.
+        trust_remote_code: see ``load_model``.
+        progress: called with (done, total, what) after each layer of each batch.
+
+    Raises:
+        InputError: what was asked for cannot be done; nothing has been computed.
+        ResourceError: out of memory, with the setting that lowers the need.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        ...                      num_attention_heads=2, vocab_size=11)
+        >>> measured = scan(LlamaForCausalLM(config), [1, 2, 3, 4, 5])
+        >>> measured.record.about["tokens"], measured.record.layers[0].rows
+        (5, 5)
+    """
+    loaded = _loaded(model_or_path, dtype, device, trust_remote_code)
+    if gradients:
+        check_loss(loaded)
+    documents = tokenize(
+        loaded,
+        default_text() if text is None else text,
+        tokens=tokens,
+        window=window,
+        batch=batch,
+        allow_long=allow_long,
+    )
+    options = {"layers": layers, "heads": heads, "rows": rows, "keep_rows": keep_rows}
+    with _evaluating(loaded.model), _memory_said(loaded), quiet():
+        slopes = measure_gradients(loaded, documents, progress=progress) if gradients else None
+        measured = _measure(loaded, documents, batch, options, progress)
+    return _completed(measured, loaded, documents, slopes)
+
+
+def _loaded(
+    given: str | Path | nn.Module | LoadedModel,
+    dtype: str | torch.dtype | None,
+    device: str | torch.device | None,
+    trust_remote_code: bool,
+) -> LoadedModel:
+    if isinstance(given, str | Path):
+        return load_model(given, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    if dtype is not None or device is not None:
+        raise OptionError(
+            "dtype and device were given with a model that is in memory already",
+            to_do="leave them out, or move the model with .to(...) first",
+        )
+    return given if isinstance(given, LoadedModel) else wrap_model(given)
+
+
+def _measure(
+    loaded: LoadedModel,
+    documents: Sequence[Document],
+    batch: int,
+    options: dict[str, Any],
+    progress: Progress | None,
+) -> Scan:
+    """Every batch under observation; an interruption ends the loop and keeps the scan."""
+    model = loaded.model
+    run, device = _forward(loaded), model.get_input_embeddings().weight.device
+    starts = range(0, len(documents), batch)
+    measured: Scan | None = None
+    try:
+        with (
+            observe(model, tokenizer=loaded.tokenizer, **options) as measured,
+            _told(model, len(starts), progress),
+            torch.no_grad(),
+        ):
+            for start in starts:
+                inputs = _inputs(loaded, documents[start : start + batch])
+                run(**{name: tensor.to(device) for name, tensor in inputs.items()})
+    except KeyboardInterrupt:
+        if measured is None or not measured.record.layers:
+            raise
+        measured.facts["interrupted"] = True
+    return measured
+
+
+def _forward(loaded: LoadedModel) -> Callable[..., Any]:
+    """What runs the model without logits over the vocabulary where that is possible."""
+    model = loaded.model
+    body = getattr(model, model.base_model_prefix, None)
+    run = body if isinstance(body, nn.Module) else model
+
+    def forward(**inputs: Tensor) -> Any:
+        return run(**inputs) if loaded.kind == "encoder" else run(**inputs, use_cache=False)
+
+    return forward
+
+
+def _inputs(loaded: LoadedModel, documents: Sequence[Document]) -> dict[str, Tensor]:
+    """The documents side by side, padded on the right where they differ in length."""
+    inputs = _padded(loaded, "", [document.ids for document in documents])
+    targets = [document.target for document in documents if document.target is not None]
+    if loaded.kind == "encoder-decoder":
+        inputs |= _padded(loaded, "decoder_", targets)
+    return inputs
+
+
+def _padded(loaded: LoadedModel, prefix: str, rows: Sequence[Tensor]) -> dict[str, Tensor]:
+    fill = loaded.model.config.get_text_config().pad_token_id
+    ids = pad_sequence(list(rows), batch_first=True, padding_value=fill or 0)
+    inputs = {f"{prefix}input_ids": ids}
+    lengths = torch.tensor([len(row) for row in rows])
+    if bool((lengths != ids.shape[1]).any()):
+        real = torch.arange(ids.shape[1])[None] < lengths[:, None]
+        inputs[f"{prefix}attention_mask"] = real.long()
+    return inputs
+
+
+@contextmanager
+def _told(model: nn.Module, batches: int, progress: Progress | None) -> Iterator[None]:
+    """Inside, progress is told after each transformer block."""
+    if progress is None:
+        yield
+        return
+    found = list(blocks(model))
+    total, done = batches * len(found), 0
+
+    def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+        nonlocal done
+        done += 1
+        progress(min(done, total), total, f"batch {1 + (done - 1) // len(found)} of {batches}")
+
+    progress(0, total, f"batch 1 of {batches}")
+    with ExitStack() as stack:
+        for _, _, block in found:
+            stack.callback(block.register_forward_hook(hook).remove)
+        yield
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in evaluation mode; each module's own mode is put back."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _memory_said(loaded: LoadedModel) -> Iterator[None]:
+    """Out of memory becomes one line that names the settings that lower the need."""
+    device = next(loaded.model.parameters()).device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):
+            raise
+        raise ResourceError(
+            f"out of memory on {device} while {loaded.name} was measured",
+            to_do="lower --tokens or --batch, cut the text with --window, or take --dtype bfloat16",
+        ) from None
+
+
+def _completed(
+    measured: Scan,
+    loaded: LoadedModel,
+    documents: Sequence[Document],
+    slopes: Gradients | None,
+) -> Scan:
+    """The scan with the facts that only this loop knows."""
+    measured.facts.update(model=loaded.name, context=loaded.context)
+    for note in loaded.notes:
+        measured.note(note)
+    longest = max(max(len(d.ids), 0 if d.target is None else len(d.target)) for d in documents)
+    if loaded.context is not None and longest > loaded.context:
+        measured.note(
+            f"pieces of {longest} tokens, beyond the {loaded.context} the model was trained on"
+        )
+    if slopes is not None:
+        measured.add_gradients(slopes.parameters, loss=slopes.loss, stream_rms=slopes.stream_rms)
+        if loaded.kind == "encoder":
+            measured.note("the loss is that of every 7th token, hidden from the model")
+    return measured
