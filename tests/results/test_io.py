@@ -19,7 +19,11 @@ SUFFIXES = (".nc", ".zarr")
 
 
 def same(a: xr.Dataset, b: xr.Dataset) -> bool:
-    return a.identical(b) and all(a[n].dtype == b[n].dtype for n in a.variables)
+    return (
+        a.identical(b)
+        and list(a.data_vars) == list(b.data_vars)
+        and all(a[n].dtype == b[n].dtype for n in a.variables)
+    )
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -9,7 +9,7 @@ import xarray as xr
 
 from headwise.errors import FileError, InputError
 from headwise.results.files import whole, writable
-from headwise.results.schema import COORDINATES, VARIABLES
+from headwise.results.schema import COORDINATES, VARIABLES, Variable
 from headwise.results.validate import check
 
 __all__ = ["load", "save", "save_path"]
@@ -124,14 +124,19 @@ def _note_files(folder: Path) -> None:
 
 
 def _canonical(dataset: xr.Dataset) -> xr.Dataset:
-    """One in-memory form whatever the file: order of dimensions, object strings, plain numbers."""
-    arrays = {}
-    for table, present in ((VARIABLES, dataset.data_vars), (COORDINATES, dataset.coords)):
-        for name, array in present.items():
-            entry = table[str(name)]
-            kind = object if entry.kind == "str" else entry.kind
-            arrays[name] = array.transpose(*entry.dims).astype(kind).drop_encoding()
-    coordinates = {name: arrays.pop(name) for name in dataset.coords}
+    """One in-memory form whatever the file: the schema's order, object strings, plain numbers."""
+
+    def ordered(table: dict[str, Variable]) -> dict[str, xr.DataArray]:
+        return {
+            name: dataset[name]
+            .transpose(*entry.dims)
+            .astype(object if entry.kind == "str" else entry.kind)
+            .drop_encoding()
+            for name, entry in table.items()
+            if name in dataset.variables
+        }
+
+    arrays, coordinates = ordered(VARIABLES), ordered(COORDINATES)
     version = int(dataset.attrs["schema_version"])
     return xr.Dataset(arrays, coordinates, {**dataset.attrs, "schema_version": version})
 

@@ -49,7 +49,7 @@ def to_dataset(record: ScanRecord) -> xr.Dataset:
     coordinates = {**_layer_coordinates(record), **_axes(arrays, record), **_tokens(record, arrays)}
     exactness = _exactness(record)
     dataset = xr.Dataset(
-        {name: _labelled(name, VARIABLES, values, exactness) for name, values in arrays.items()},
+        {name: _labelled(name, VARIABLES, arrays[name], exactness) for name in _ordered(arrays)},
         coords={name: _labelled(name, COORDINATES, v, None) for name, v in coordinates.items()},
         attrs={
             "schema_version": SCHEMA_VERSION,
@@ -58,6 +58,11 @@ def to_dataset(record: ScanRecord) -> xr.Dataset:
     )
     check(dataset)
     return dataset
+
+
+def _ordered(arrays: Arrays) -> list[str]:
+    """The names in the order of the schema, then the unknown ones, which ``_labelled`` refuses."""
+    return [*(n for n in VARIABLES if n in arrays), *(n for n in arrays if n not in VARIABLES)]
 
 
 def _labelled(
