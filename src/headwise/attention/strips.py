@@ -295,7 +295,7 @@ class StripPass:
         for a, b, hidden in holes:
             s3[:, :, a - j0 : b - j0].masked_fill_(hidden, 0)
         total = out.sum(-1, keepdim=True)
-        distance = self._distance(out, total, i0, i1, j0, j1) if p.relative else total
+        distance = self._distance(out, total, i0, i1, j0, j1) if p.relative else total.clone()
         new = _Rows(
             peak=peak,
             total=total,
