@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from headwise.errors import MeasurementError, ModelError, OptionError
+from headwise.observation.assemble import plain
 from headwise.observation.call import read_call
 from headwise.observation.lazy_mask import lazy_mask, materialised
-from headwise.observation.recorder import ACTIVE, Options, Recorder, plain
+from headwise.observation.recorder import ACTIVE, Options, Recorder
 from headwise.observation.scan import Scan
 from headwise.observation.stream import StreamRecorder
 from headwise.observation.survey import Survey, survey
@@ -222,7 +223,7 @@ def _hook_model(
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inputs = _named(signature, args, kwargs)
         if is_stack:
-            recorder.begin_pass(path, inputs, [given for _, given in reversed(outer)])
+            recorder.stacks.begin_pass(path, inputs, [given for _, given in reversed(outer)])
         outer.append((module, inputs))
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -230,7 +231,7 @@ def _hook_model(
             if outer.pop()[0] is module:
                 break
         if is_stack:
-            recorder.end_pass(path)
+            recorder.stacks.end_pass(path)
 
     restore.callback(part.register_forward_pre_hook(before, with_kwargs=True).remove)
     restore.callback(part.register_forward_hook(after, always_call=True).remove)
@@ -276,8 +277,8 @@ def _check_called(found: Survey, recorder: Recorder) -> None:
     if silent:
         more = f" and {len(silent) - 3} more" if len(silent) > 3 else ""
         raise MeasurementError(
-            f"{', '.join(silent[:3])}{more} never called the attention interface, so the scan would "
-            "be incomplete",
+            f"{', '.join(silent[:3])}{more} never called the attention interface, so the scan "
+            "would be incomplete",
             to_do="this model cannot be measured as a whole",
         )
     for path in dict.fromkeys(m.stack for m in missing):

@@ -36,7 +36,7 @@ _HARMLESS: Final = {
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """q ``batch head query d_head``, k and v ``batch kv_head key dim``, and the rule of the logits."""
+    """q ``batch head query d_head``, k and v ``batch kv_head key dim``; the rule of the logits."""
 
     module: nn.Module
     q: Tensor

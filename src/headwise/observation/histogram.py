@@ -48,7 +48,7 @@ _HIGH: Final = torch.tensor([_SCALES[name][2] for name in PROFILED])
 
 
 def bins(x: Tensor) -> Tensor:
-    """The bin of each value: ``statistic head row -> the same``, statistics in order of PROFILED."""
+    """The bin of each value, ``statistic head row``, with statistics in the order of PROFILED."""
     t = torch.empty_like(x)
     for kind, which in _KINDS.items():
         part = x[which]

@@ -140,18 +140,16 @@ class LazyMask(torch.Tensor):
     @staticmethod
     def __new__(cls, spec: MaskSpec) -> LazyMask:
         shape = (spec.batch, 1, spec.queries, spec.keys)
-        return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined,no-any-return]
-            cls, shape, dtype=torch.bool, device=spec.device
-        )
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=spec.device)
 
     def __init__(self, spec: MaskSpec) -> None:
         self.spec = spec
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"LazyMask({tuple(self.shape)})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Any,
         types: Sequence[type],

@@ -53,7 +53,7 @@ class Scan:
         """The scan that a recorder is filling."""
         scan = cls()
         scan._layers, scan._reads = recorder.layers, recorder.reads
-        scan._streams, scan._notes = recorder.streams, recorder.notes
+        scan._streams, scan._notes = recorder.stacks.streams, recorder.notes
         scan._blocks = {} if residual is None else residual.sums
         scan._tokenizer = tokenizer
         scan._facts = _facts(model, recorder.options.sink_keys)

@@ -168,35 +168,42 @@ class StreamRecorder:
             visit, x = self._visits.pop(block.path, None), _tensor(output)
             if visit is None or x is None or tuple(x.shape) != visit.shape:
                 return
-            stack = self.recorder.stacks.get(block.stack)
-            current = None if stack is None else stack.current
-            layout = None if current is None else current.layouts.get(0)
-            if layout is None or (layout.batch, layout.queries) != visit.shape[:2]:
+            stack = self.recorder.stacks.by_path.get(block.stack)
+            if stack is None or stack.current is None:
                 return
             with torch.no_grad():
-                self._absorb(block, visit, x, layout)
+                seen = self._seen(block, visit, x)
+            layout, current = stack.current.layouts.get(0), stack.current
+            current.waiting.append(seen)
+            if layout is not None:  # blocks before the first attention call have waited for it
+                for absorb in current.waiting:
+                    absorb(layout)
+                current.waiting.clear()
 
         return hook
 
-    def _absorb(self, block: Block, visit: _Visit, x: Tensor, layout: Layout) -> None:
+    def _seen(self, block: Block, visit: _Visit, x: Tensor) -> Callable[[Layout], None]:
+        """What is to be added once it is known which rows are which tokens."""
         attention, mlp, verified = self._writes(block, visit, x)
         norms = {"in": visit.entering, "out": _norms(x)}
         if attention:
             norms["attention"] = visit.norms[attention[0]] * block.factor
         if mlp is not None:
             norms["mlp"] = visit.norms[mlp] * block.factor
-        largest = torch.linalg.vector_norm(x, math.inf, -1).cpu()
-        current = self.recorder.stacks[block.stack].current
-        runs = getattr(current, "runs", None)
-        run = 0
-        if runs is not None:
-            run = runs[f"block {block.path}"]
-            runs[f"block {block.path}"] += 1
+        largest = torch.linalg.vector_norm(x, math.inf, -1).float().cpu()
+        runs = self.recorder.stacks.by_path[block.stack].current.runs  # type: ignore[union-attr]
+        run = runs[f"block {block.path}"]
+        runs[f"block {block.path}"] += 1
         name = block.path if not run else f"{block.path} (run {run + 1})"
-        sums = self.sums.setdefault(
-            (block.path, run), BlockSums(name, run or block.number, visit.shape[2])
-        )
-        sums.absorb(norms, largest, layout, verified)
+
+        def absorb(layout: Layout) -> None:
+            if (layout.batch, layout.queries) == visit.shape[:2]:
+                sums = self.sums.setdefault(
+                    (block.path, run), BlockSums(name, run or block.number, visit.shape[2])
+                )
+                sums.absorb(norms, largest, layout, verified)
+
+        return absorb
 
     def _writes(
         self, block: Block, visit: _Visit, x: Tensor
@@ -221,7 +228,7 @@ class StreamRecorder:
 
 
 def find_blocks(modules: dict[str, nn.Module], found: Survey) -> list[Block]:
-    """The blocks: elements of the outermost module lists, within each stack, that hold attention."""
+    """The blocks: elements of the outermost module lists of each stack that hold attention."""
     lists: dict[str, str] = {}
     for info in found.modules.values():
         prefix = f"{info.stack}." if info.stack else ""
@@ -249,7 +256,7 @@ def _block(
             holders = [f"{path}." + ".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
             attention.append((info.path, *holders))
     mine = {p for chain in attention for p in chain}
-    mlp = []
+    mlp: list[str] = []
     for p, m in inside.items():
         depth = p.removeprefix(f"{path}.").count(".")
         name = p.rpartition(".")[2]

@@ -10,7 +10,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cache
 from types import CodeType
 from typing import Any, Final
 
@@ -40,7 +42,7 @@ class Survey:
     """What can be measured in a model."""
 
     modules: dict[int, AttentionModule]  # id of the module -> what it is
-    stacks: dict[str, nn.Module]
+    stacks: dict[str, PreTrainedModel]
     models: dict[str, PreTrainedModel]
     configs: list[Any]  # every config whose attention implementation has to be set
     notes: tuple[str, ...]
@@ -78,7 +80,7 @@ def survey(model: nn.Module) -> Survey:
     found = {
         path: m
         for path, m in model.named_modules()
-        if routes(type(m)) and not any(path == p or path.startswith(f"{p}.") for p in deaf)
+        if _routes(m) and not any(path == p or path.startswith(f"{p}.") for p in deaf)
     }
     if not found:
         raise ModelError(
@@ -97,7 +99,13 @@ def survey(model: nn.Module) -> Survey:
     return Survey(modules, stacks, models, configs, tuple(notes))
 
 
-def routes(kind: type) -> bool:
+def _routes(module: nn.Module) -> bool:
+    kind: Hashable = type(module)
+    return routes(kind)
+
+
+@cache
+def routes(kind: Any) -> bool:
     """Whether a class looks up the attention interface in a method of its own or inherited.
 
     Example:
@@ -107,9 +115,9 @@ def routes(kind: type) -> bool:
     """
     if issubclass(kind, PreTrainedModel):  # their common base checks the registry's names
         return False
-    for name in dir(kind):
-        member = inspect.getattr_static(kind, name, None)
-        function = inspect.unwrap(member) if callable(member) else member
+    members = {name: x for base in reversed(kind.__mro__) for name, x in vars(base).items()}
+    for member in members.values():
+        function = inspect.unwrap(member) if inspect.isfunction(member) else member
         code = getattr(function, "__code__", None)
         if code is not None and _mentions(code):
             return True
@@ -163,7 +171,7 @@ def _configs(model: PreTrainedModel, deaf: dict[str, PreTrainedModel]) -> list[A
             allowed="a model that routes through transformers' attention interface",
         )
     found: dict[int, Any] = {}
-    queue = [m.config for m in model.modules() if hasattr(m, "config")]
+    queue: list[Any] = [m.config for m in model.modules() if hasattr(m, "config")]
     while queue:
         config = queue.pop()
         if id(config) in found or id(config) in kept or not hasattr(config, "sub_configs"):
