@@ -12,6 +12,7 @@ import xarray as xr
 
 from headwise.report.embed import Packed, pack_coarse, pack_exact, pack_half, pack_text
 from headwise.report.quantities import derived, layer_names
+from headwise.report.run import definition_in_words
 from headwise.report.tokens import shown
 
 __all__ = ["Figures", "Statistic", "figures"]
@@ -158,7 +159,8 @@ def _tables(dataset: xr.Dataset) -> tuple[list[dict[str, Any]], np.ndarray]:
             continue
         attributes = dataset[source].attrs
         words = _DERIVED_WORDS.get(
-            statistic.name, (attributes.get("long_name", ""), attributes.get("definition", ""))
+            statistic.name,
+            (attributes.get("long_name", ""), definition_in_words(dataset, source)),
         )
         rows.append(values)
         entries.append(
@@ -238,12 +240,12 @@ def _streams(dataset: xr.Dataset) -> list[dict[str, Any]]:
 def _received(
     dataset: xr.Dataset, streams: Sequence[dict[str, Any]]
 ) -> tuple[dict[str, Packed], dict[str, int]]:
-    """Mean weight per query that could see the key: per head, per layer, for the whole model."""
-    share = (dataset["rows"] / dataset["rows_total"].where(dataset["rows_total"] > 0)).values
-    visible = dataset["received_visible"].values.astype(np.float32)
-    visible[visible == 0] = np.nan
+    """Share of all weights that a token receives: per head, per layer, for the whole model."""
+    measured = dataset["rows"].where(dataset["rows"] > 0)
+    rows = (dataset["rows_total"] * (1 - dataset["rows_empty"] / measured)).values
     total = dataset["received"].transpose("layer", "head", "key").values
-    per_head = total * (share.astype(np.float32)[:, None] / visible)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        per_head = total / rows.astype(np.float32)[:, None, None]
     per_layer = _mean(per_head, 1)
     whole = _mean(per_layer, 0)
     count = sum(stream["length"] for stream in streams)

@@ -22,6 +22,7 @@ __all__ = ["Finding", "findings", "healthy", "open_dataset", "to_json", "verdict
 
 _NAMED_IN_SENTENCE: Final = 5
 _IN_VERDICT: Final = 3
+_COUNTED_SHARES: Final = ("of rows", "of the rows", "of heads")  # written in percent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,10 +189,9 @@ def _fields(
         return {}
     first = order[0]
     value = float(quantity.values[first])
-    in_percent = rule.unit.startswith("of ") and 0 <= value <= 1 and rule.unit != "of ln n"
-    number = percent(value) if in_percent and rule.unit == "of rows" else three(value)
-    unit = "" if not rule.unit or in_percent or rule.unit.startswith("of ") else f" {rule.unit}"
-    if unit == " ×":
+    number = percent(value) if rule.unit in _COUNTED_SHARES else three(value)
+    unit = "" if not rule.unit or rule.unit.startswith("of ") else f" {rule.unit}"
+    if rule.unit == "×":
         unit = "×"
     places = [quantity.labels[i] for i in beyond[:_NAMED_IN_SENTENCE]]
     more = len(beyond) - len(places)

@@ -14,7 +14,7 @@ def three(value: float | None) -> str:
         >>> three(19.4512), three(0.012345), three(12345.6), three(3.2e-9), three(float("nan"))
         ('19.5', '0.0123', '12,300', '3.20e-9', 'not measured')
         >>> three(0.0), three(100.0), three(-2.5), three(0.99999)
-        ('0', '100', '-2.5', '1')
+        ('0', '100', '-2.50', '1.00')
     """
     if value is None or math.isnan(value):
         return "not measured"
@@ -26,11 +26,9 @@ def three(value: float | None) -> str:
     if abs(rounded) >= 1e7 or abs(rounded) < 1e-4:
         mantissa, exponent = f"{value:.2e}".split("e")
         return f"{mantissa}e{int(exponent)}"
-    if abs(rounded) >= 100:
+    if abs(rounded) >= 100 or value == int(value):
         return f"{rounded:,.0f}"
     digits = 2 - math.floor(math.log10(abs(rounded)))
-    if rounded == round(rounded, 1) and abs(rounded) < 100:
-        return f"{rounded:g}"
     return f"{rounded:.{digits}f}"
 
 
@@ -76,7 +74,7 @@ def memory(size: float) -> str:
 
     Example:
         >>> memory(1536), memory(3 * 2**30)
-        ('1.5 KiB', '3 GiB')
+        ('1.50 KiB', '3 GiB')
     """
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:

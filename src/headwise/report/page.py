@@ -173,6 +173,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["with_places"] = _with_places
+    environment.filters["capitalise"] = lambda text: text[:1].upper() + text[1:]
     environment.filters["tojson_attribute"] = lambda value: json.dumps(value)
     return environment
 

@@ -11,7 +11,7 @@ import xarray as xr
 from headwise.report.numbers import counted, duration, memory
 from headwise.report.quantities import about
 
-__all__ = ["definitions", "run_facts", "title_facts"]
+__all__ = ["definition_in_words", "definitions", "run_facts", "title_facts"]
 
 
 def title_facts(dataset: xr.Dataset) -> tuple[str, list[str]]:
@@ -77,9 +77,24 @@ def definitions(dataset: xr.Dataset) -> list[dict[str, str]]:
         )
         if basic and array.attrs.get("definition"):
             row = {key: str(array.attrs.get(key, "")) for key in keys}
+            row["definition"] = definition_in_words(dataset, str(name))
             row["units"] = "" if row["units"] == "1" else row["units"]
             rows.append(row)
     return rows
+
+
+def definition_in_words(dataset: xr.Dataset, name: str) -> str:
+    """The definition of a variable, with the number of sink keys of this scan in it."""
+    text = str(dataset[name].attrs.get("definition", ""))
+    keys = about(dataset).get("sink_keys") or 1
+    if keys == 1:
+        for long, short in (
+            ("one of the first sink_keys keys", "the first key"),
+            ("the first sink_keys keys", "the first key"),
+            ("after the first sink_keys", "after the first"),
+        ):
+            text = text.replace(long, short)
+    return text.replace("sink_keys", str(keys))
 
 
 def _shape(dataset: xr.Dataset) -> list[str]:

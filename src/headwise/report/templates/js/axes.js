@@ -77,7 +77,7 @@ function curves(drawing, lines) {
     node.append(svg("path", { class: `curve ${line.style}`, d: path }));
     const known = line.points.filter(([, y]) => y !== null && Number.isFinite(y));
     if (known.length === 1) {
-      node.append(svg("circle", { cx: px(known[0][0]), cy: py(known[0][1]), r: 3, class: "dot beyond" }));
+      node.append(svg("circle", { cx: px(known[0][0]), cy: py(known[0][1]), r: 3.5, class: `point ${line.style}` }));
     }
     line.end = known.length ? { x: px(known.at(-1)[0]), y: py(known.at(-1)[1]) } : null;
   }
@@ -106,7 +106,7 @@ function colourBar({ width, scale, unit, title, paint, rug }) {
   }
   node.append(svg("text", { x: 10, y: 9, class: "strong" }, title + (unit ? `, ${unit}` : "") + (scale.log ? " (log scale)" : "")));
   let free = -Infinity;
-  for (const tick of ticksOf(scale.low, scale.high, scale.log, bar / 80)) {
+  for (const tick of ticksOf(scale.low, scale.high, scale.log, Math.max(4, bar / 60))) {
     const x = 10 + scale.at(tick) * inner, half = tickText(tick).length * 3.2;
     if (x - half < free) continue;
     free = x + half + 6;

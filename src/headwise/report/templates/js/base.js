@@ -35,8 +35,7 @@ function three(value) {
   const rounded = Number(value.toPrecision(3));
   const size = Math.abs(rounded);
   if (size >= 1e7 || size < 1e-4) return value.toExponential(2).replace("e+", "e");
-  if (size >= 100) return Math.round(rounded).toLocaleString("en");
-  if (Number(rounded.toFixed(1)) === rounded) return String(rounded);
+  if (size >= 100 || Number.isInteger(value)) return Math.round(rounded).toLocaleString("en");
   return rounded.toFixed(Math.max(0, 2 - Math.floor(Math.log10(size))));
 }
 function whole(value) { return value.toLocaleString("en"); }

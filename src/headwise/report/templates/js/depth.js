@@ -4,9 +4,10 @@ function lineFigure(width, title, unit, lines, xTitle) {
   const [low, high] = extent(lines.flatMap((line) => line.points.map(([, y]) => y)), true);
   const log = high / low > 20 && low > 0;
   const xs = lines.flatMap((line) => line.points.map(([x]) => x));
-  const last = Math.max(...xs, 1), first = Math.min(...xs, 0);
+  const single = new Set(xs).size === 1;
+  const last = single ? xs[0] + 0.5 : Math.max(...xs), first = single ? xs[0] - 0.5 : Math.min(...xs);
   const y = log ? { low: low / 1.1, high: high * 1.1, log } : { low: 0, high: high * 1.05 || 1 };
-  const drawing = frame({ width, height: 220, right: 96, x: { low: first, high: last, ticks: linearTicks(first, last, Math.min(last - first, width / 80)).filter(Number.isInteger), title: xTitle }, y, label: title });
+  const drawing = frame({ width, height: 220, right: 96, x: { low: first, high: last, ticks: single ? [xs[0]] : linearTicks(first, last, Math.min(last - first, width / 80)).filter(Number.isInteger), title: xTitle }, y, label: title });
   curves(drawing, lines.map((line) => ({ ...line, positive: log })));
   return el("figure", {}, el("figcaption", {}, `${title}${unit ? `, ${unit}` : ""}${log ? " (log scale)" : ""}`), drawing.node);
 }
@@ -28,12 +29,12 @@ function drawDepth() {
   for (const stack of new Set(facts.depth.stacks)) {
     const say = several ? `${stack}: ` : "";
     const draw = (title, lines, unit) => lines.length && nodes.push(lineFigure(width, say + title, unit, lines, "block"));
-    draw("stream leaving the block, rms", depthLines(stack, [["stream_out_rms", "other tokens", "two"], ["stream_out_rms_first", "first token", "one"]]));
-    draw("written to the stream, rms, without the first token", depthLines(stack, [["attention_write_rms", "attention", "one"], ["mlp_write_rms", "MLP", "two"]]));
-    draw("gradient of the loss at the stream, rms", depthLines(stack, [["stream_gradient_rms", "stream", "one"]]), "nats");
+    draw("stream leaving the block, rms", depthLines(stack, [["stream_out_rms", "other tokens", "line-2"], ["stream_out_rms_first", "first token", "line-1"]]));
+    draw("written to the stream, rms, without the first token", depthLines(stack, [["attention_write_rms", "attention", "line-1"], ["mlp_write_rms", "MLP", "line-2"]]));
+    draw("gradient of the loss at the stream, rms", depthLines(stack, [["stream_gradient_rms", "stream", "line-1"]]), "nats");
   }
   if (facts.gradients) {
-    const attention = ["q", "k", "v", "o", "qkv"], styles = ["one", "two", "four", "three", "one"];
+    const attention = ["q", "k", "v", "o", "qkv"], styles = ["line-1", "line-2", "line-4", "line-3", "line-1"];
     const pick = (kinds) => facts.gradients.filter((g) => kinds.includes(g.projection)).map((g) => ({ name: g.projection, style: styles[kinds.indexOf(g.projection)], points: g.points }));
     const names = { q: "W_Q", k: "W_K", v: "W_V", o: "W_O", qkv: "W_QKV", mlp: "MLP", norm: "norms" };
     for (const [title, kinds] of [["gradient norm, attention", attention], ["gradient norm, MLP and norms", ["mlp", "norm"]]]) {
@@ -60,15 +61,16 @@ function drawEvidence(box, finding) {
   const ordered = ["head", "parameter", "projection"].includes(finding.word);
   if (ordered) entries.sort((a, b) => b.value - a.value);
   const [low, high] = extent(entries.map((entry) => entry.value));
-  const log = low > 0 && Math.max(high, finding.threshold) / Math.min(low, finding.threshold || low) > 50;
+  const share = finding.unit.startsWith("of ") && finding.beyond === "above";
+  const log = !share && low > 0 && Math.max(high, finding.threshold) / Math.min(low, finding.threshold || low) > 50;
   const bounds = [Math.min(low, finding.threshold), Math.max(high, finding.threshold)];
   const y = log ? { low: bounds[0] / 1.2, high: bounds[1] * 1.2, log } : { low: Math.min(0, bounds[0]), high: bounds[1] * 1.05 || 1 };
-  const title = `${finding.longName}${finding.unit ? `, ${finding.unit}` : ""}, by ${finding.word}${ordered ? ", largest first" : ""}${log ? " (log scale)" : ""}`;
+  const title = `${finding.longName}${finding.unit && !finding.unit.startsWith("of ") ? `, ${finding.unit}` : ""}, by ${finding.word}${ordered ? ", largest first" : ""}${log ? " (log scale)" : ""}`;
   const count = entries.length;
   const drawing = frame({ width, height: 170, right: 96, x: { low: ordered ? 1 : 0, high: ordered ? Math.max(count, 2) : Math.max(count - 1, 1), title: ordered ? `rank among ${whole(count)} ${finding.word}s` : finding.word, ticks: linearTicks(ordered ? 1 : 0, ordered ? count : count - 1, Math.min(count - 1, 6)).filter(Number.isInteger) }, y, label: title });
   const ty = drawing.py(finding.threshold);
   drawing.node.append(svg("line", { class: "threshold", x1: drawing.left, x2: width - 96, y1: ty, y2: ty }),
-    svg("text", { class: "one", x: width - 90, y: ty + 4 }, `${tickText(finding.threshold)}`));
+    svg("text", { class: "line-1", x: width - 90, y: ty + 4 }, `${tickText(finding.threshold)}`));
   entries.forEach(({ value, i }, k) => {
     const beyond = finding.beyond === "above" ? value > finding.threshold : value < finding.threshold;
     const name = finding.word === "head" ? headName(Math.floor(i / facts.heads.length), i % facts.heads.length) : finding.labels[i];

@@ -76,13 +76,16 @@ function mapFigure(layer, head, width) {
     drawing.append(svg("line", { class: "axis-line", x1: left - 4, x2: left, y1: y, y2: y }),
       axisLabel(left - 7, Math.min(Math.max(y + 3.5, 8), height), "end", p, queries, left > 60 ? 8 : 4, false));
   }
-  for (const p of placesOnAxis(lengthOf(keys, used.columns), Math.max(2, Math.floor(side / 66)))) {
+  const marks = placesOnAxis(lengthOf(keys, used.columns), Math.max(2, Math.floor(side / 66)));
+  for (const p of marks) {
+    const scaled = side / (used.columns * facts.blockWidth);
+    if (p !== marks.at(-1) && (marks.at(-1) - p) * scaled < 74) continue;
     const x = left + ((p + 0.5) / (used.columns * facts.blockWidth)) * side;
     drawing.append(svg("line", { class: "axis-line", x1: x, x2: x, y1: height, y2: height + 4 }),
-      axisLabel(x, height + 15, p === 0 ? "start" : "middle", p, keys, 9, true));
+      axisLabel(x, height + 15, p === 0 ? "start" : x > width - 30 ? "end" : "middle", p, keys, 9, true));
   }
-  drawing.append(svg("text", { x: width - 4, y: height + below - 4, "text-anchor": "end" }, "key attended to →"));
-  drawing.append(svg("text", { x: 0, y: height + below - 4 }, "↑ query"));
+  drawing.append(svg("text", { x: width - 4, y: height + below - 4, "text-anchor": "end" }, "key →"));
+  drawing.append(svg("text", { x: 0, y: height + below - 4 }, "↓ query"));
   const say = el("p", { class: "say" }, "Point at the map.");
   const box = el("div", { style: `position:relative;width:${width}px;height:${height + below}px` }, canvas, drawing);
   canvas.addEventListener("pointermove", (event) => {
@@ -143,9 +146,9 @@ function profileOf(index, layer, head) {
 function entropyFigure(layer, head, width) {
   const about = facts.layers[layer], all = profileOf(0, layer, head), without = profileOf(1, layer, head);
   if (!all.length) return [];
-  const lines = [{ points: all, style: "one", name: width > 300 ? "all keys" : "" }, { points: without, style: "two", name: width > 300 ? "no sink" : "" }];
+  const lines = [{ points: all, style: "line-1", name: width > 300 ? "all keys" : "" }, { points: without, style: "line-2", name: width > 300 ? "no sink" : "" }];
   const bound = about.role === "decoder" && about.window === null ? all.map(([x]) => [x, Math.log(x + 1)]) : [];
-  if (bound.length) lines.push({ points: bound, style: "three", name: width > 300 ? "uniform" : "" });
+  if (bound.length) lines.push({ points: bound, style: "line-3", name: width > 300 ? "uniform" : "" });
   const high = Math.max(...lines.flatMap((line) => line.points.map(([, y]) => y)), 0.1);
   const last = Math.max(...all.map(([x]) => x));
   const drawing = frame({ width, height: 150, right: width > 300 ? 58 : 10, left: 34, x: { low: 0, high: Math.max(last, 1), title: "position of the query, tokens" }, y: { low: 0, high }, label: `entropy by position, ${headName(layer, head)}` });
@@ -190,10 +193,13 @@ function receivedFigure(layer, head, width) {
   });
   const order = values.map((value, i) => [value, i]).filter(([value]) => Number.isFinite(value)).sort((a, b) => b[0] - a[0]).slice(0, 5);
   const list = el("ol", { class: "top-tokens" }, order.map(([value, i]) => el("li", {}, el("span", { class: "token" }, ...binWords(stream, i, source.width)), el("span", {}, `≈ ${coarse(value)}`))));
-  return [el("h4", {}, "Attention received by token"), el("p", { class: "caption" }, "Mean weight per query that can see the token, first token at the left; log scale."), canvas, say, list,
+  return [el("h4", {}, "Attention received by token"), el("p", { class: "caption" }, "Share of all weights, from the first token at the left to the last; log scale."), canvas, say, list,
     el("p", { style: "margin-top:8px" }, el("button", { type: "button", class: "plain", click: () => { setScope("head"); byId("text").scrollIntoView(); } }, "Shade the text by this head"))];
 }
-function coarse(value) { return Number.isFinite(value) ? String(Number(value.toPrecision(2))) : "not measured"; }
+function coarse(value) { 
+  if (!Number.isFinite(value)) return "not measured";
+  return value > 0 && value < 1e-4 ? value.toExponential(1) : String(Number(value.toPrecision(2)));
+}
 function binWords(stream, bin, width) {
   const from = bin * width, to = Math.min(from + width, stream.length) - 1;
   const tokens = arrays.tokens.data.slice(stream.start + from, stream.start + to + 1).join("");
@@ -211,7 +217,7 @@ function numbersTable(layer, head) {
       el("td", { class: "number" }, three(value)), el("td", {}, el("span", { class: "soft" }, statistic.unit)),
       el("td", { class: "number soft" }, `${whole(rankOf(value, sorted))} of ${whole(sorted.length)}`)));
   });
-  return [el("h4", {}, "Numbers"), el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Mean over rows"), el("th", { scope: "col", class: "number" }, "value"), el("th", {}, ""), el("th", { scope: "col", class: "number" }, "rank"))), el("tbody", {}, rows)))];
+  return [el("h4", {}, "Numbers"), el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Statistic"), el("th", { scope: "col", class: "number" }, "value"), el("th", {}, ""), el("th", { scope: "col", class: "number" }, "rank"))), el("tbody", {}, rows)))];
 }
 
 function quantileTable(layer, head) {

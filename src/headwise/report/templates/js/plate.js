@@ -40,7 +40,7 @@ function chooseStatistic(index) {
   }
   byId("statistic-select").value = index;
   const statistic = statisticNow();
-  const unit = statistic.unit ? ` Unit: ${statistic.unit}.` : "";
+  const unit = statistic.unit && !statistic.unit.startsWith("of ") ? ` Unit: ${statistic.unit}.` : "";
   byId("statistic-definition").textContent =
     `${statistic.longName[0].toUpperCase()}${statistic.longName.slice(1)}: ${statistic.definition}.${unit}`;
   drawPlate();
@@ -60,7 +60,7 @@ function buildChoices() {
     const chips = members.map((i) => chip(facts.statistics[i].label, {
       role: "radio", "data-statistic": i, "aria-checked": "false", click: () => chooseStatistic(i),
     }));
-    wide.append(el("div", { class: "group" }, el("span", { class: "name" }, name), chips));
+    wide.append(el("div", { class: "group" }, el("span", { class: "name" }, name), el("div", { class: "members" }, chips)));
     select.append(el("optgroup", { label: name }, members.map((i) => el("option", { value: i }, facts.statistics[i].label))));
   }
   wide.addEventListener("keydown", (event) => {
@@ -74,11 +74,8 @@ function buildChoices() {
   });
   box.append(wide, el("div", { class: "narrow" }, select));
   if (roles().length > 1) {
-    const group = el("div", { class: "group", role: "group", "aria-label": "Stack" }, el("span", { class: "name" }, "Stack"));
-    for (const role of roles()) {
-      group.append(chip(ROLE_NAMES[role], { "data-role": role, click: () => { state.role = role; drawPlate(); } }));
-    }
-    box.append(group);
+    const stacks = roles().map((role) => chip(ROLE_NAMES[role], { "data-role": role, click: () => { state.role = role; drawPlate(); } }));
+    box.append(el("div", { class: "group", role: "group", "aria-label": "Stack" }, el("span", { class: "name" }, "Stack"), el("div", { class: "members" }, stacks)));
   }
 }
 
@@ -126,10 +123,12 @@ function drawPlate() {
     if (cell) pin(cell.layer, cell.head, event.shiftKey || state.comparing);
   });
   node.addEventListener("focus", () => markPlate());
+  const focused = plate.svg !== null && document.activeElement === plate.svg;
   plate.svg = node;
   box.replaceChildren(node);
+  if (focused) node.focus({ preventScroll: true });
   byId("plate-legend").replaceChildren(colourBar({
-    width, scale, unit: statistic.unit, title: statistic.label, paint: (t) => css(viridis(t)), rug: everything.length <= 4096 ? everything : [],
+    width, scale, unit: statistic.unit.startsWith("of ") ? "" : statistic.unit, title: statistic.label, paint: (t) => css(viridis(t)), rug: everything.length <= 4096 ? everything : [],
   }));
   markPlate();
   tellPlate();
@@ -226,8 +225,8 @@ function markPlate() {
 function tellPlate() {
   const cell = plate.hover || state.pinned[state.active];
   const box = byId("plate-readout");
-  if (!cell) { box.textContent = state.comparing ? "Click the second head." : "\u00a0"; return; }
   const statistic = statisticNow();
+  if (!cell) { box.replaceChildren(...spanOfAll(statistic)); return; }
   const value = statisticValue(state.statistic, cell.layer, cell.head);
   const about = facts.layers[cell.layer];
   const name = statistic.perLayer ? about.name : headName(cell.layer, cell.head);
@@ -238,6 +237,15 @@ function tellPlate() {
   }
   const rank = `rank ${whole(rankOf(value, plate.sorted))} of ${whole(plate.sorted.length)}, largest first`;
   box.replaceChildren(el("b", {}, name), ` · ${statistic.label} `, el("b", {}, withUnit(value, statistic.unit)), ` · ${rank}`);
+}
+
+// What the readout says while nothing is pointed at: the least, the median and the most.
+function spanOfAll(statistic) {
+  const sorted = plate.sorted;
+  if (!sorted.length) return [`${statistic.label}: not measured`];
+  const median = sorted.length % 2 ? sorted[(sorted.length - 1) / 2] : (sorted[sorted.length / 2 - 1] + sorted[sorted.length / 2]) / 2;
+  const part = (word, value) => [` · ${word} `, el("b", {}, three(value))];
+  return [statistic.label, ...part("least", sorted.at(-1)), ...part("median", median), ...part("most", sorted[0]), statistic.unit ? ` ${statistic.unit}` : ""];
 }
 
 function tablePlate() {

@@ -63,14 +63,23 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+// The panel takes room from the column: what was pointed at must stay where it was.
 on("pinned", () => {
-  const focused = document.activeElement === plate.svg;
-  drawPlate();
-  if (focused) plate.svg.focus({ preventScroll: true });
+  const box = byId("plate-drawing"), before = box.getBoundingClientRect().top;
   drawPanel();
+  drawPlate();
   drawTextChoice();
   if (state.scope === "head") drawText();
+  scrollBy(0, box.getBoundingClientRect().top - before);
+  if (innerWidth <= 900 && state.pinned.length) bringAboveSheet();
 });
+function bringAboveSheet() {
+  const cell = state.pinned[state.active];
+  const node = plate.svg.querySelector(`[data-cell="${cell.layer},${cell.head}"]`);
+  if (!node) return;
+  const below = node.getBoundingClientRect().bottom - innerHeight * 0.36;
+  if (below > 0) scrollBy(0, below);
+}
 
 async function start() {
   if (typeof DecompressionStream === "undefined") {

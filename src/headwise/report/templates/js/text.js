@@ -1,6 +1,7 @@
 // The text, shaded by the attention that each token receives.
 
 const PAGE = 2000;
+const STRONGEST = 0.72; // of the accent, so that the words stay readable
 const text = { stream: 0, found: null, search: "", values: [] };
 
 // Where a received array is read: one head, one layer, or the whole model.
@@ -22,8 +23,10 @@ function receivedSource(scope, layer, head) {
 function shadeScale(values) {
   const sorted = values.filter((v) => v > 0).sort((a, b) => a - b);
   if (!sorted.length) return () => 0;
-  const low = sorted[Math.floor(sorted.length * 0.02)], high = sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * 0.998))];
-  if (high <= low) return () => 0.5;
+  const high = sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * 0.998))];
+  let low = sorted[Math.floor(sorted.length * 0.02)];
+  if (high <= 0) return () => 0;
+  low = Math.min(low, high / 10);
   const scale = (value) => Math.min(1, Math.max(0, Math.log(Math.max(value, low) / low) / Math.log(high / low)));
   return Object.assign(scale, { low, high });
 }
@@ -46,14 +49,14 @@ function drawTextChoice() {
   const choice = (scope, words, disabled) => chip(words, { "aria-pressed": state.scope === scope, disabled, click: () => setScope(scope) });
   const layers = el("select", { "aria-label": "Layer", change: () => { text.layer = Number(layers.value); setScope("layer"); } },
     facts.layers.map((layer, i) => el("option", { value: i, selected: i === text.layer }, layer.name)));
-  const shading = el("div", { class: "group" }, el("span", { class: "name" }, "Shaded by"), choice("model", "the whole model"), choice("layer", "one layer:"), layers,
-    choice("head", pinned ? `head ${headName(pinned.layer, pinned.head)}` : "the pinned head", !pinned));
+  const shading = el("div", { class: "group" }, el("span", { class: "name" }, "Shaded by"), el("div", { class: "members" }, choice("model", "the whole model"), choice("layer", "one layer:"), layers,
+    choice("head", pinned ? `head ${headName(pinned.layer, pinned.head)}` : "the pinned head", !pinned)));
   const finder = el("input", { type: "search", id: "find", placeholder: "Find a token", "aria-label": "Find a token", value: text.search, autocomplete: "off", spellcheck: "false",
     input: () => { text.search = finder.value; text.found = null; findToken(1); }, keydown: (event) => { if (event.key === "Enter") { event.preventDefault(); findToken(event.shiftKey ? -1 : 1); } } });
   const count = el("span", { id: "find-count", class: "soft", style: "font-size:13px", "aria-live": "polite" });
-  const rows = [shading, el("div", { class: "group" }, el("span", { class: "name" }, "Find"), finder, count)];
+  const rows = [shading, el("div", { class: "group" }, el("span", { class: "name" }, "Find"), el("div", { class: "members" }, finder, count))];
   if (facts.streams.length > 1) {
-    rows.unshift(el("div", { class: "group" }, el("span", { class: "name" }, "Tokens"), facts.streams.map((stream, i) => chip(stream.name, { "aria-pressed": i === text.stream, click: () => { text.stream = i; state.page = 0; drawTextChoice(); drawText(); } }))));
+    rows.unshift(el("div", { class: "group" }, el("span", { class: "name" }, "Tokens"), el("div", { class: "members" }, facts.streams.map((stream, i) => chip(stream.name, { "aria-pressed": i === text.stream, click: () => { text.stream = i; state.page = 0; drawTextChoice(); drawText(); } })))));
   }
   byId("text-choice").replaceChildren(...rows);
 }
@@ -84,8 +87,8 @@ function tokenNodes(label, index, t) {
   const symbols = /^[␣⏎⇥␍⍽]+$|^0x[0-9A-F]{2}$|^#\d+$/.test(label);
   const lead = !symbols && label.startsWith("␣") ? " " : "";
   const node = el("span", { class: symbols ? "token symbol" : "token", "data-i": index }, symbols ? label : label.slice(lead.length).replaceAll("␣", " "));
-  node.style.background = shade(t * 0.92);
-  if (t > 0.62) node.style.color = "var(--accent-ink)";
+  node.style.background = shade(t * STRONGEST);
+  if (t > 0.7) node.classList.add("strong");
   const after = label.endsWith("⏎") ? el("br") : !facts.hasText || /^#/.test(label) ? " " : null;
   return [lead, node, after].filter(Boolean);
 }
@@ -93,7 +96,7 @@ function drawTextLegend(scale, width, place) {
   const box = byId("text-legend");
   if (!scale.high) { box.replaceChildren(); return; }
   const about = place.scope === "model" ? "mean over all heads" : place.scope === "layer" ? `mean over the heads of ${facts.layers[place.layer].name}` : headName(place.layer, place.head);
-  const bar = colourBar({ width: 320, scale: { low: scale.low, high: scale.high, log: true, at: position(scale.low, scale.high, true) }, unit: "", title: "weight received per query", paint: (t) => (t * 0.92 < 0.005 ? "var(--back)" : shade(t * 0.92)) });
+  const bar = colourBar({ width: 320, scale: { low: scale.low, high: scale.high, log: true, at: position(scale.low, scale.high, true) }, unit: "", title: "share of all weights", paint: (t) => (t < 0.005 ? "var(--back)" : shade(t * STRONGEST)) });
   const grain = width > 1 ? ` Neighbouring ${width} tokens share one shade.` : "";
   box.replaceChildren(bar, el("p", { class: "definition", style: "margin:4px 0 0" }, `${about[0].toUpperCase()}${about.slice(1)}.${grain}`));
 }
@@ -133,8 +136,12 @@ function tellToken(index) {
   const position = index - stream.documents[document];
   const from = fromWhere(position);
   const where = stream.documents.length > 1 ? `document ${document}, position ${whole(position)}` : `position ${whole(position)}`;
-  byId("text-readout").replaceChildren(el("b", {}, arrays.tokens.data[stream.start + index]), ` · ${where} · receives `, el("b", {}, number), " of the weight of a query that can see it",
+  byId("text-readout").replaceChildren(el("b", {}, arrays.tokens.data[stream.start + index]), ` · ${where} · receives `, el("b", {}, number), ` of all weights, ${evenShare(value, stream)}`,
     from === null ? "" : ` · most from queries ${blockWords(from, { ...stream })}`);
+}
+
+function evenShare(value, stream) {
+  return Number.isFinite(value) ? `${coarse(value * stream.length)} times an even share` : "";
 }
 
 function findToken(step) {
