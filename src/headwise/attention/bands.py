@@ -100,7 +100,7 @@ def _skewed(
         for head in range(group):
             target[head].addmm_(skew[head], which)
     low = near
-    while low <= (width + pad if ahead else diagonal + rows):
+    while low <= (width - diagonal if ahead else diagonal + rows):
         band = low.bit_length()
         if band >= bands:
             break

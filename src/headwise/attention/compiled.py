@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.attention.kernels import LEAST, PEAK, STATE, absorb_tile, close_rows, sum_columns
+from headwise.attention.kernels import STATE, absorb_tile, close_rows, open_rows, sum_columns
 from headwise.attention.strips import LOG2E, Problem, Sums, places, poison
 
 __all__ = ["CompiledPass", "CompiledWorkspace"]
@@ -22,72 +22,92 @@ _CHUNK = 1024  # columns summed at a time, so that the partial sums stay in the 
 
 
 class CompiledWorkspace:
-    """Buffers that one worker reuses for every strip."""
+    """Buffers that one worker reuses for every strip of ``rows`` rows (all heads of a group)."""
 
     def __init__(self, problem: Problem, rows: int, width: int) -> None:
         # A stride that is a power of two would make all rows compete for the same cache lines.
         stride = -(-width // 16) * 16 + 16
-        self.logits = torch.empty(rows * min(problem.tile, problem.keys), dtype=problem.dtype)
-        self.kept = torch.zeros(rows, stride, dtype=problem.dtype)
-        self.kept_array = self.kept.numpy()
+        d_value = 0 if problem.v is None else problem.v.shape[-1]
+        self.queries = torch.empty(rows * problem.q.shape[-1])
+        self.logits = torch.empty(rows * min(problem.tile, problem.keys))
+        self.kept = torch.zeros(rows, stride)
+        self.output = torch.empty(rows, d_value)
+        self.kept_array, self.output_array = self.kept.numpy(), self.output.numpy()
+        self.state = np.empty((rows, STATE), np.float32)
+        self.top = np.empty(rows, np.int64)
+        self.sink = np.empty((rows, problem.sink_keys), np.float32)
+        self.bands = np.empty((rows, problem.bands), np.float32)
         self.scratch = np.empty(_CHUNK, np.float32)
 
 
 class CompiledPass:
     """The pass over the strips of one sequence and one key-value head."""
 
-    def __init__(
-        self, problem: Problem, batch: int, kv_head: int, work: CompiledWorkspace
-    ) -> None:
+    def __init__(self, problem: Problem, batch: int, kv_head: int, work: CompiledWorkspace) -> None:
         p, g = problem, problem.group
         self.p, self.batch, self.work, self.g = p, batch, work, g
         self.heads = slice(kv_head * g, kv_head * g + g)
         self.q = p.q[batch, self.heads]
-        self.k_t = p.k[batch, kv_head].to(p.dtype).t()
+        self.k_t = p.transposed_keys(batch, kv_head)
         self.v = None if p.v is None else p.v[batch, kv_head].to(p.dtype)
-        learned = np.empty(0, np.float32)
+        self.learned = np.empty(0, np.float32)
         if p.sinks is not None:
-            learned = (p.sinks[self.heads].to(p.dtype) * LOG2E).numpy()
-        self.learned = learned
+            self.learned = (p.sinks[self.heads].to(p.dtype) * LOG2E).numpy()
+        self.sink_values = np.empty((0, 0), np.float32)
+        if self.v is not None:
+            self.sink_values = self.v[: p.sink_keys].contiguous().numpy()
 
     def absorb(self, sums: Sums, i0: int, i1: int) -> None:
         """Measure the rows i0..i1-1 and add them to ``sums``."""
-        p, g, t = self.p, self.g, i1 - i0
-        r, s = g * t, p.sink_keys
+        p, w, r = self.p, self.work, self.g * (i1 - i0)
         runs = p.runs(self.batch, i0, i1)
         where = places(runs, p.pad)
         tiles = self._tiles(runs, where)
         position = p.rows[i0:i1] + p.offset
-        lo, hi, holes = self._bounds(position)
-        state = np.zeros((r, STATE), np.float32)
-        state[:, PEAK] = -np.inf
-        top = np.full(r, -1, np.int64)
-        sink = np.full((r, s), -np.inf, np.float32)
-        bands = np.zeros((r, 0 if sums.bands is None else sums.bands.shape[-1]), np.float32)
-        peaks = np.empty((len(tiles), r), np.float32)
-        o = torch.zeros(r, 0 if self.v is None else self.v.shape[-1])
-        rows = self.q[:, i0:i1] if p.every_row else self.q[:, p.rows[i0:i1]]
-        q = (rows.to(p.dtype) * (p.scale * LOG2E)).reshape(r, -1)
         spot = position.numpy()
+        lo, hi, holes = self._bounds(position)
+        rows = (w.state[:r], w.top[:r], w.sink[:r], w.bands[:r], w.output_array[:r])
+        open_rows(*rows)
+        peaks = np.empty((len(tiles), r), np.float32)
+        q = self._queries(i0, i1)
         for x, (j0, j1, place) in enumerate(tiles):
-            logits = self.work.logits[: r * (j1 - j0)].view(r, j1 - j0)
+            logits = w.logits[: r * (j1 - j0)].view(r, j1 - j0)
             torch.mm(q, self.k_t[:, j0:j1], out=logits)
-            self._finish_logits(logits.view(g, t, -1), i0, i1, j0, j1, holes)
+            if holes or p.softcap or p.bias is not None:
+                self._finish_logits(logits.view(self.g, i1 - i0, -1), i0, i1, j0, j1, holes)
             absorb_tile(
-                logits.numpy(), self.work.kept_array, place, j0, j1 - j0, spot, lo, hi, holes, s,
-                state, top, sink, bands, peaks[x], o.numpy(),
+                logits.numpy(), w.kept_array, place, j0, j1 - j0, spot, lo, hi, holes,
+                p.sink_keys, *rows[:4], peaks[x], rows[4],
             )  # fmt: skip
-            self._add_values(o, self.work.kept[:r, place : place + j1 - j0], j0, j1)
+            if self.v is not None:
+                self._add_values(w.output[:r], w.kept[:r, place : place + j1 - j0], j0, j1)
         table = np.array(tiles, np.int64).reshape(-1, 3)
-        total, factors = np.empty(r, np.float32), np.empty_like(peaks)
-        diagonal = np.zeros((2, r), np.float32)
-        ends = np.array([(a, b, w) for (a, b), w in zip(runs, where, strict=True)], np.int64)
+        factors = np.empty_like(peaks)
         close_rows(
-            state, sink, self.learned, spot, self.work.kept_array, ends.reshape(-1, 3), table,
-            peaks, bands, o.numpy(), self._sink_values(), total, factors, diagonal,
+            *rows, self.learned, spot, w.kept_array, where[0] if where else 0, table, peaks,
+            self.sink_values, factors, i0, *self._targets(sums),
         )  # fmt: skip
-        self._store(sums, i0, i1, state, sink, total, top, bands, diagonal, o)
+        if not p.clean_v and sums.output is not None and self.v is not None:
+            a = w.kept[:r, where[0] : where[0] + p.sink_keys].reshape(self.g, -1, p.sink_keys)
+            for head in range(self.g):
+                poison(sums.output[head, i0:i1], a[head], self.v[: p.sink_keys])
         self._sum_columns(sums, i0, i1, table, factors, where)
+
+    def _queries(self, i0: int, i1: int) -> Tensor:
+        """Query rows, scaled so that logits come out in base 2: ``(head row) d_head``."""
+        p = self.p
+        rows = self.q[:, i0:i1] if p.every_row else self.q[:, p.rows[i0:i1]]
+        out = self.work.queries[: rows.numel()].view(rows.shape)
+        torch.mul(rows.to(p.dtype), p.scale * LOG2E, out=out)
+        return out.view(-1, rows.shape[-1])
+
+    def _targets(self, sums: Sums) -> tuple[np.ndarray, ...]:
+        """The arrays that the rows are written to."""
+        nothing = torch.empty(0, 0, 0)
+        bands = nothing if sums.bands is None else sums.bands
+        output = nothing if sums.output is None else sums.output
+        targets = (sums.raw, sums.sink_logits, sums.log2_total, sums.top_key, bands, output)
+        return tuple(x.numpy() for x in targets)
 
     def _tiles(
         self, runs: list[tuple[int, int]], where: list[int]
@@ -138,44 +158,12 @@ class CompiledPass:
 
     def _add_values(self, o: Tensor, e: Tensor, j0: int, j1: int) -> None:
         """o += e v, without letting a hidden NaN of v through."""
-        if self.v is None:
-            return
+        assert self.v is not None
         v = self.v[j0:j1]
         if self.p.clean_v:
             o.addmm_(e, v)
         else:
             poison(o.addmm_(e, torch.where(torch.isfinite(v), v, 0)), e, v)
-
-    def _sink_values(self) -> np.ndarray:
-        if self.v is None:
-            return np.empty((0, 0), np.float32)
-        return self.v[: self.p.sink_keys].contiguous().numpy()
-
-    def _store(
-        self,
-        sums: Sums,
-        i0: int,
-        i1: int,
-        state: np.ndarray,
-        sink: np.ndarray,
-        total: np.ndarray,
-        top: np.ndarray,
-        bands: np.ndarray,
-        diagonal: np.ndarray,
-        o: Tensor,
-    ) -> None:
-        """Put the rows' sums where they belong."""
-        g, t = self.g, i1 - i0
-        sums.raw[:STATE, :, i0:i1] = torch.from_numpy(state.T.copy()).view(STATE, g, t)
-        if self.p.relative:
-            sums.raw[STATE:, :, i0:i1] = torch.from_numpy(diagonal).view(2, g, t)
-        sums.sink_logits[:, i0:i1] = torch.from_numpy(sink).view(g, t, -1)
-        sums.log2_total[:, i0:i1] = torch.from_numpy(total).view(g, t)
-        sums.top_key[:, i0:i1] = torch.from_numpy(top).view(g, t)
-        if sums.bands is not None:
-            sums.bands[:, i0:i1] = torch.from_numpy(bands).view(g, t, -1)
-        if sums.output is not None:
-            sums.output[:, i0:i1] = o.view(g, t, -1)
 
     def _sum_columns(
         self,

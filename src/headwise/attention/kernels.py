@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-__all__ = ["LEAST", "PEAK", "STATE", "absorb_tile", "close_rows", "sum_columns"]
+__all__ = ["STATE", "absorb_tile", "close_rows", "open_rows", "sum_columns"]
 
 # Columns of a row's running state.
 PEAK, TOTAL, WEIGHTED, SQUARE, DISTANCE, LEAST, SUM_X, SUM_XX, COUNT = range(9)
@@ -27,6 +27,8 @@ STATE = 9
 # their meaning. The exponential must not be reordered: it rounds by adding a large number.
 _SUMS: Any = {"reassoc", "contract", "nsz", "arcp"}
 _EXACT: Any = {"contract"}
+# The search for extremes alone assumes that there is no NaN: the sums of the row will tell.
+_EXTREMES: Any = {"reassoc", "contract", "nsz", "arcp", "nnan"}
 
 _INF = np.float32(np.inf)
 _ZERO, _ONE, _TWO = np.float32(0), np.float32(1), np.float32(2)
@@ -45,6 +47,9 @@ _C1, _C2, _C3, _C4, _C5, _C6 = (
     )
 )
 _BLOCK = 128
+_LARGEST_KEY, _LEAST_KEY = np.int32(2**31 - 1), np.int32(-(2**31))
+_HIDDEN_KEY = np.int32(-0x7F800001)  # what -inf becomes
+_HIDDEN_FLIP = np.int32(_HIDDEN_KEY ^ np.int32(0x7F800000))  # turns it into what +inf becomes
 
 
 @intrinsic
@@ -113,26 +118,50 @@ def _exp2(x):  # type: ignore[no-untyped-def]
     return p * _float_from_bits(np.int32(_bits_from_float(rounded) << np.int32(23)))
 
 
-@njit(fastmath=_SUMS, nogil=True, cache=True)
+@njit(fastmath=_EXTREMES, nogil=True, cache=True)
 def _extremes_of_block(s):  # type: ignore[no-untyped-def]
-    """Largest logit, and the least one that is not hidden (-inf)."""
+    """Largest and least logit."""
     _wide()
     top, low = -_INF, _INF
     for j in range(s.shape[0]):
         x = s[j]
         top = _max(top, x)
-        low = _min(low, _INF if x == -_INF else x)
+        low = _min(low, x)
     return top, low
 
 
 @njit(nogil=True, cache=True)
-def _extremes(s):  # type: ignore[no-untyped-def]
+def _extremes_of_block_with_holes(s):  # type: ignore[no-untyped-def]
+    """Largest logit, and the least one that is not hidden (-inf).
+
+    Floats are compared as integers of the same order, where "hidden" can be moved to the far end
+    without a branch: a branch would keep the loop from becoming a vector loop.
+    """
+    _wide()
+    top, low = _LEAST_KEY, _LARGEST_KEY
+    for j in range(s.shape[0]):
+        bits = _bits_from_float(s[j])
+        key = np.int32(bits ^ ((bits >> np.int32(31)) & _LARGEST_KEY))
+        top = max(top, key)
+        low = min(low, np.int32(key ^ (-np.int32(key == _HIDDEN_KEY) & _HIDDEN_FLIP)))
+    return (
+        _float_from_bits(np.int32(top ^ ((top >> np.int32(31)) & _LARGEST_KEY))),
+        _float_from_bits(np.int32(low ^ ((low >> np.int32(31)) & _LARGEST_KEY))),
+    )
+
+
+@njit(nogil=True, cache=True)
+def _extremes(s, holes):  # type: ignore[no-untyped-def]
     """Largest and least visible logit, and where the largest is."""
     _wide()
     best, least, where = -_INF, _INF, 0
     for start in range(0, s.shape[0], _BLOCK):
-        top, low = _extremes_of_block(s[start : start + _BLOCK])
-        if not top <= best:
+        block = s[start : start + _BLOCK]
+        if holes:
+            top, low = _extremes_of_block_with_holes(block)
+        else:
+            top, low = _extremes_of_block(block)
+        if top > best or top != top:
             best, where = top, start
         if low < least:
             least = low
@@ -207,6 +236,17 @@ def _add_bands(bands, e, a, b, own):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def open_rows(state, top, sink_logits, bands, output):  # type: ignore[no-untyped-def]
+    """The empty state: no key seen yet."""
+    state[:] = _ZERO
+    state[:, PEAK] = -_INF
+    top[:] = -1
+    sink_logits[:] = -_INF
+    bands[:] = _ZERO
+    output[:] = _ZERO
+
+
+@njit(nogil=True, cache=True)
 def absorb_tile(  # type: ignore[no-untyped-def]
     logits, kept, where, j0, width, position, lo, hi, holes, sinks, state, top, sink_logits, bands,
     peaks, output,
@@ -232,14 +272,14 @@ def absorb_tile(  # type: ignore[no-untyped-def]
         old = state[x, PEAK]
         best, least, at = -_INF, _INF, 0
         if a < b:
-            best, least, at = _extremes(s[a:b])
-        if a >= b or best == -_INF:
+            best, least, at = _extremes(s[a:b], holes)
+        if a >= b or (holes and best == -_INF):
             e[a:b] = _ZERO
             peaks[x] = old
             continue
-        if not best <= old:
+        if best > old:
             top[x] = at + a + j0
-        peak = old if best <= old else best
+        peak = max(old, best)
         peaks[x] = peak
         ahead = np.float32(position[i] - j0 - a)
         if holes:
@@ -281,61 +321,87 @@ def _lower(row, bands, output, drop):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def close_rows(  # type: ignore[no-untyped-def]
-    state, sink_logits, learned, position, kept, runs, tiles, peaks, bands, output, sink_values,
-    log2_total, factors, diagonal,
+    state, top, sink_logits, bands, output, learned, position, kept, sink_place, tiles, peaks,
+    sink_values, factors, row0, raw, sinks_out, log2_total, top_out, bands_out, output_out,
 ):
-    """Normalise the rows of a strip: denominators, factors of the tiles, output, bands, diagonals.
+    """Normalise the rows of a strip and write them to rows row0, row0 + 1, … of the sums.
 
-    ``runs`` is ``run (start, stop, place)``, ``tiles`` is ``tile (start, stop, place)``; ``peaks``
-    and ``factors`` are ``tile row``. ``diagonal`` receives the weights on self and previous.
+    ``tiles`` is ``tile (start, stop, place)``; ``peaks`` and ``factors`` are ``tile row``: a kept
+    exponential times its factor is the weight. The sinks' weights are written to ``kept``.
     """
-    t = position.shape[0]
-    sinks = sink_logits.shape[1]
-    a_sink = np.empty(sinks, np.float32)
+    t, sinks = position.shape[0], sink_logits.shape[1]
+    a_sink = np.zeros(sinks, np.float32)
     for x in range(state.shape[0]):
-        i = x % t
+        head, i = x // t, x % t
+        target = row0 + i
         row = state[x]
-        null = learned[x // t] if learned.shape[0] else -_INF
-        top = max(row[PEAK], null)
-        for j in range(sinks):
-            top = max(top, sink_logits[x, j])
-        if top == -_INF:
-            log2_total[x] = -_INF
-            factors[:, x] = _ZERO
-            if runs.shape[0] and runs[0, 0] == 0:
-                kept[x, runs[0, 2] : runs[0, 2] + sinks] = _ZERO
-            continue
-        denominator = row[TOTAL] * _power(row[PEAK] - top) + _power(null - top)
-        for j in range(sinks):
-            denominator += _power(sink_logits[x, j] - top)
-        total = top + np.float32(np.log2(denominator))
-        log2_total[x] = total
+        null = learned[head] if learned.shape[0] else -_INF
+        total = _denominator(row, sink_logits[x], null)
+        share = _share(row[PEAK], total)
         for y in range(tiles.shape[0]):
-            factors[y, x] = _power(peaks[y, x] - total)
-        share = _power(row[PEAK] - total)
-        bands[x] *= share
-        output[x] *= share
+            factors[y, x] = _share(peaks[y, x], total)
         for j in range(sinks):
-            a_sink[j] = _power(sink_logits[x, j] - total)
-            kept[x, runs[0, 2] + j] = a_sink[j]
-            if bands.shape[1]:
-                bands[x, _band(abs(position[i] - j))] += a_sink[j]
-            if sink_values.shape[0] and a_sink[j] != _ZERO:
-                for c in range(output.shape[1]):
-                    output[x, c] += a_sink[j] * sink_values[j, c]
+            a_sink[j] = _share(sink_logits[x, j], total)
+            kept[x, sink_place + j] = a_sink[j]
+            sinks_out[head, target, j] = sink_logits[x, j]
+        for k in range(STATE):
+            raw[k, head, target] = row[k]
+        log2_total[head, target] = total
+        top_out[head, target] = top[x]
         for back in range(2):
-            own = position[i] - back
-            if 0 <= own < sinks:
-                diagonal[back, x] = a_sink[own]
-            for y in range(tiles.shape[0]):
-                if tiles[y, 0] <= own < tiles[y, 1] and own >= sinks:
-                    diagonal[back, x] = kept[x, tiles[y, 2] + own - tiles[y, 0]] * factors[y, x]
+            raw[STATE + back, head, target] = _weight_at(
+                position[i] - back, x, a_sink, kept, tiles, factors
+            )
+        if bands_out.shape[2]:
+            for band in range(bands.shape[1]):
+                bands_out[head, target, band] = bands[x, band] * share
+            for j in range(sinks):
+                if a_sink[j] != _ZERO:
+                    bands_out[head, target, _band(abs(position[i] - j))] += a_sink[j]
+        if output_out.shape[2]:
+            for c in range(output.shape[1]):
+                output_out[head, target, c] = output[x, c] * share
+            for j in range(sinks):
+                if a_sink[j] != _ZERO:
+                    for c in range(output.shape[1]):
+                        output_out[head, target, c] += a_sink[j] * sink_values[j, c]
+
+
+@njit(nogil=True, cache=True)
+def _denominator(row, sink_logits, null):  # type: ignore[no-untyped-def]
+    """log2 of Σ 2^logit over tiles, sinks and the learned sink; -inf when nothing is visible."""
+    top = max(row[PEAK], null)
+    for j in range(sink_logits.shape[0]):
+        top = max(top, sink_logits[j])
+    if top == -_INF:
+        return top
+    total = row[TOTAL] * _power(row[PEAK] - top) + _power(null - top)
+    for j in range(sink_logits.shape[0]):
+        total += _power(sink_logits[j] - top)
+    return top + np.float32(np.log2(total))
+
+
+@njit(nogil=True, cache=True)
+def _weight_at(key, x, a_sink, kept, tiles, factors):  # type: ignore[no-untyped-def]
+    """The weight of row x on one key."""
+    if 0 <= key < a_sink.shape[0]:
+        return a_sink[key]
+    for y in range(tiles.shape[0]):
+        if tiles[y, 0] <= key < tiles[y, 1]:
+            return kept[x, tiles[y, 2] + key - tiles[y, 0]] * factors[y, x]
+    return _ZERO
 
 
 @njit(nogil=True, cache=True)
 def _power(x):  # type: ignore[no-untyped-def]
-    """2^x with 2^-inf = 0, accurate for any x."""
+    """2^x for any x, 2^-inf = 0."""
     return _ZERO if x == -_INF else np.float32(2.0 ** np.float64(x))
+
+
+@njit(nogil=True, cache=True)
+def _share(peak, total):  # type: ignore[no-untyped-def]
+    """2^(peak - total); 0 where nothing is visible."""
+    return _ZERO if total == -_INF else _power(peak - total)
 
 
 @njit(nogil=True, cache=True)

@@ -33,7 +33,7 @@ __all__ = ["Statistics", "choose_rows", "measure"]
 _STRIP_ROWS: Final = 256
 _LEAST_ROWS: Final = 16
 _TILE: Final = 2048
-_TASKS: Final = 16  # pieces of work to share out; fixed, so that results do not depend on threads
+_TASKS: Final = 12  # pieces of work to share out; fixed, so that results do not depend on threads
 _MEMORY: Final = 96 * 2**20
 
 
@@ -188,6 +188,9 @@ def _problem(q: Tensor, k: Tensor, v: Tensor | None, asked: dict) -> Problem:
             allowed=f"torch.bool of shape ({q.shape[0]}, {queries})",
         )
     scale = asked["scale"]
+    offset = keys - queries if asked["offset"] is None else asked["offset"]
+    row_list = chosen.tolist()
+    reach = _reach(row_list[0] + offset, row_list[-1] + offset, keys, mask)
     return Problem(
         q=q,
         k=k,
@@ -197,9 +200,9 @@ def _problem(q: Tensor, k: Tensor, v: Tensor | None, asked: dict) -> Problem:
         softcap=asked["softcap"],
         bias=asked["bias"],
         sinks=asked["sinks"],
-        offset=keys - queries if asked["offset"] is None else asked["offset"],
+        offset=offset,
         rows=chosen.to(q.device),
-        row_list=chosen.tolist(),
+        row_list=row_list,
         every_row=every,
         keep=keep,
         sink_keys=min(asked["sink_keys"], keys),
@@ -208,6 +211,7 @@ def _problem(q: Tensor, k: Tensor, v: Tensor | None, asked: dict) -> Problem:
         dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
         tile=max(1, asked["tile"]),
         pad=0 if _compiles(q) or not asked["relative"] else _STRIP_ROWS,
+        bands=len(band_edges(reach)) if asked["relative"] else 0,
         clean_v=v is None or bool(v.sum().isfinite()) or bool(torch.isfinite(v).all()),
     )
 
@@ -354,7 +358,7 @@ def _empty_sums(problem: Problem) -> Sums:
     """Sums of no rows yet."""
     g, r, n = problem.group, len(problem.row_list), problem.keys
     kind = {"dtype": problem.dtype, "device": problem.q.device}
-    bands = len(band_edges(max(_reach(problem), 1))) if problem.relative else None
+    bands = problem.bands or None
     pooled = None
     if problem.pool is not None:
         first, last = (problem.row_list[i] + problem.offset for i in (0, -1))
@@ -373,11 +377,9 @@ def _empty_sums(problem: Problem) -> Sums:
     )
 
 
-def _reach(problem: Problem) -> int:
-    """One more than the largest distance between a measured query and a key."""
-    first, last = problem.row_list[0] + problem.offset, problem.row_list[-1] + problem.offset
-    ahead = problem.keys - 1 - first if problem.mask.looks_ahead() else 0
-    return max(last, ahead, 0) + 1
+def _reach(first: int, last: int, keys: int, mask: Mask) -> int:
+    """One more than the largest distance between a measured query and a key it may see."""
+    return max(last, keys - 1 - first if mask.looks_ahead() else 0, 0) + 1
 
 
 def _share(sums: Sums) -> Sums:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -77,6 +77,8 @@ class Problem:
     tile: int
     pad: int  # zero columns beside a run, so that skewed views stay inside the buffer
     clean_v: bool  # v has no NaN and no infinity
+    bands: int  # distance bands, 0 without a common axis
+    keys_by_head: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     @property
     def group(self) -> int:
@@ -85,6 +87,13 @@ class Problem:
     @property
     def keys(self) -> int:
         return self.k.shape[2]
+
+    def transposed_keys(self, batch: int, kv_head: int) -> Tensor:
+        """k of one head as ``d_head key``, contiguous: the layout that makes q kᵀ fastest."""
+        name = (batch, kv_head)
+        if name not in self.keys_by_head:
+            self.keys_by_head[name] = self.k[name].to(self.dtype).t().contiguous()
+        return self.keys_by_head[name]
 
     def segments(self, batch: int, i0: int, i1: int) -> list[Segment]:
         """The runs of visible keys, sinks left out, for the measured rows i0..i1-1."""
