@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headwise.attention import statistics
 from headwise.attention.masks import (
     Causal,
     Chunked,
@@ -28,6 +29,14 @@ from tests.attention.oracle import PER_ROW, check, oracle
 from tests.attention.problems import Problem, problems, rand
 from tests.attention.test_attend import Largest
 from tests.tolerance import Tolerance, assert_close
+
+
+@pytest.fixture(params=["compiled", "tensors"], autouse=True)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both forms of the strip pass: compiled row loops, and tensor operations."""
+    if request.param == "tensors":
+        monkeypatch.setattr(statistics, "_compiles", lambda q: False)
+    return request.param
 
 
 def run(p: Problem, **options) -> Statistics:  # type: ignore[no-untyped-def]
