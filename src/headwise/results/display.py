@@ -27,7 +27,7 @@ def html(dataset: xr.Dataset, statistic: str = "entropy_fraction") -> str:
     """
     values = _map(dataset, statistic)
     entry = VARIABLES[statistic]
-    low, high = _range(values)
+    low, high = _range(values, entry.units)
     size = 12 if values.size <= 1024 else 6
     cells = "".join(
         f'<rect x="{head * size}" y="{layer * size}" width="{size - 1}" height="{size - 1}" '
@@ -65,7 +65,7 @@ def text(dataset: xr.Dataset, statistic: str = "entropy_fraction") -> str:
     if values.shape[0] > _MOST_LINES or values.shape[1] > _MOST_COLUMNS:
         return "\n".join(lines)
     entry = VARIABLES[statistic]
-    low, high = _range(values)
+    low, high = _range(values, entry.units)
     lines += ["", f"{entry.long_name}, {_span(low, high, entry.units)} (lowest blank, highest █)"]
     number_width = len(str(values.shape[0] - 1))
     for layer, row in enumerate(values):
@@ -108,9 +108,13 @@ def _map(dataset: xr.Dataset, statistic: str) -> np.ndarray:
     return dataset[statistic].transpose("layer", "head").to_numpy()
 
 
-def _range(values: np.ndarray) -> tuple[float, float]:
+def _range(values: np.ndarray, units: str) -> tuple[float, float]:
+    """The ends of the scale: 0 to 1 for shares, else the smallest and the largest value."""
     finite = values[np.isfinite(values)]
-    return (float(finite.min()), float(finite.max())) if finite.size else (np.nan, np.nan)
+    if not finite.size:
+        return np.nan, np.nan
+    low, high = float(finite.min()), float(finite.max())
+    return (0.0, 1.0) if units == "1" and low >= 0 and high <= 1 + 1e-9 else (low, high)
 
 
 def _share(value: float, low: float, high: float) -> float:
