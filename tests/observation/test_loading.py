@@ -148,7 +148,7 @@ def test_broken_weights_are_named_and_the_model_still_opens(tmp_path: Path) -> N
     folder = tiny_models.save(tmp_path / "m")
     weights = load_file(folder / "model.safetensors")
     weights["model.layers.1.self_attn.k_proj.weight"][3, 5] = float("nan")
-    weights["model.layers.2.mlp.up_proj.weight"][0, 1] = float("-inf")
+    weights["model.layers.2.mlp.up_proj.weight"][0, 1] = float("inf")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     loaded = load_model(folder, device="cpu")
     assert loaded.non_finite == (
