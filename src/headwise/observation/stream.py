@@ -295,4 +295,5 @@ def _tensor(output: Any) -> Tensor | None:
 
 def _norms(x: Tensor) -> Tensor:
     """Euclidean norm of every token, on the CPU."""
-    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).cpu()
+    wide = torch.float32 if x.dtype.itemsize < 4 else x.dtype
+    return torch.linalg.vector_norm(x, dim=-1, dtype=wide).cpu()
