@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from headwise.errors import OptionError, TextError
+from headwise.errors import OptionError
+from headwise.observation.reading import read_text
 
 __all__ = [
     "AllowLong",
@@ -30,7 +30,6 @@ __all__ = [
     "Window",
     "measuring",
     "numbers",
-    "read_text",
     "required_model",
 ]
 
@@ -68,7 +67,10 @@ Dtype = Annotated[
     typer.Option(metavar="DTYPE", help="float32, bfloat16, float16 or float64. [as stored]"),
 ]
 Device = Annotated[
-    str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, mps or auto. [cpu]")
+    str | None,
+    typer.Option(
+        metavar="DEVICE", help="cpu, cuda, cuda:1, mps or auto. [the first GPU, else cpu]"
+    ),
 ]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="The page. [headwise-MODEL.html]")]
 Json = Annotated[
@@ -152,38 +154,3 @@ def numbers(option: str, text: str | None) -> list[int] | None:
             )
         chosen.update(range(first, last + 1))
     return sorted(chosen)
-
-
-def read_text(source: str) -> str:
-    """The text of a file, or of standard input for ``-``; bytes that are not UTF-8 are refused.
-
-    Raises:
-        TextError: no such file, unreadable, empty, or not UTF-8 (with the position).
-    """
-    name = "standard input" if source == "-" else source
-    try:
-        data = sys.stdin.buffer.read() if source == "-" else Path(source).expanduser().read_bytes()
-    except FileNotFoundError as error:
-        raise TextError(f"there is no text file {name}") from error
-    except OSError as error:
-        raise TextError(f"cannot read the text {name}: {str(error.strerror).lower()}") from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise _not_utf8(name, data) from None
-    if not text.strip():
-        raise TextError(f"the text {name} is empty", to_do="name a file with text in it")
-    return text
-
-
-def _not_utf8(name: str, data: bytes) -> TextError:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        return TextError(
-            f"the text {name} is not UTF-8: byte 0x{data[error.start]:02x} at position "
-            f"{error.start:,} (line {line:,})",
-            to_do="convert it first, for example: iconv -f LATIN1 -t UTF-8",
-        )
-    raise AssertionError("utf-8-sig refused what utf-8 accepts")

@@ -50,7 +50,8 @@ def default_text() -> str:
         >>> default_text().splitlines()[0]
         'HAMLET, PRINCE OF DENMARK'
     """
-    return (importlib.resources.files("headwise.data") / "hamlet.txt").read_text(encoding="utf-8")
+    file = importlib.resources.files("headwise") / "data" / "hamlet.txt"
+    return file.read_text(encoding="utf-8")
 
 
 def _decoded(name: str, data: bytes) -> str:

@@ -1,0 +1,1 @@
+"""Measuring transformers models: loading, observing, the main loop. Import from its modules."""
