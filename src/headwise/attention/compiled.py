@@ -33,6 +33,7 @@ class CompiledWorkspace:
         self.kept = torch.zeros(rows, stride)
         self.output = torch.empty(rows, d_value)
         self.kept_array, self.output_array = self.kept.numpy(), self.output.numpy()
+        self.logits_array = self.logits.numpy()
         self.state = np.empty((rows, STATE), np.float32)
         self.top = np.empty(rows, np.int64)
         self.sink = np.empty((rows, problem.sink_keys), np.float32)
@@ -56,42 +57,56 @@ class CompiledPass:
         self.sink_values = np.empty((0, 0), np.float32)
         if self.v is not None:
             self.sink_values = self.v[: p.sink_keys].contiguous().numpy()
+        position = p.rows + p.offset
+        self.position = position.numpy()
+        self.lo, self.hi, self.holes = self._bounds(position)
+        self.pool = p.pool or 0
+        zero = self.position[0] // p.pool if p.pool else 0
+        self.block = self.position // p.pool - zero if p.pool else np.zeros_like(self.position)
+        self.feeds = np.ones(len(self.position), np.float32)
+        if p.keep is not None:
+            self.feeds = p.keep[batch, p.rows].to(p.dtype).numpy()
 
     def absorb(self, sums: Sums, i0: int, i1: int) -> None:
         """Measure the rows i0..i1-1 and add them to ``sums``."""
-        p, w, r = self.p, self.work, self.g * (i1 - i0)
+        p, w, t = self.p, self.work, i1 - i0
+        r = self.g * t
         runs = p.runs(self.batch, i0, i1)
         where = places(runs, p.pad)
         tiles = self._tiles(runs, where)
-        position = p.rows[i0:i1] + p.offset
-        spot = position.numpy()
-        lo, hi, holes = self._bounds(position)
+        position, lo, hi = self.position[i0:i1], self.lo[i0:i1], self.hi[i0:i1]
         rows = (w.state[:r], w.top[:r], w.sink[:r], w.bands[:r], w.output_array[:r])
         open_rows(*rows)
         peaks = np.empty((len(tiles), r), np.float32)
-        q = self._queries(i0, i1)
+        q, kept = self._queries(i0, i1), w.kept[:r]
         for x, (j0, j1, place) in enumerate(tiles):
-            logits = w.logits[: r * (j1 - j0)].view(r, j1 - j0)
+            c = j1 - j0
+            logits = w.logits[: r * c].view(r, c)
             torch.mm(q, self.k_t[:, j0:j1], out=logits)
-            if holes or p.softcap or p.bias is not None:
-                self._finish_logits(logits.view(self.g, i1 - i0, -1), i0, i1, j0, j1, holes)
+            if self.holes or p.softcap or p.bias is not None:
+                self._finish_logits(logits.view(self.g, t, c), i0, i1, j0, j1)
             absorb_tile(
-                logits.numpy(), w.kept_array, place, j0, j1 - j0, spot, lo, hi, holes,
-                p.sink_keys, *rows[:4], peaks[x], rows[4],
+                w.logits_array[: r * c].reshape(r, c), w.kept_array, place, j0, c, position, lo, hi,
+                self.holes, p.sink_keys, *rows[:4], peaks[x], rows[4],
             )  # fmt: skip
             if self.v is not None:
-                self._add_values(w.output[:r], w.kept[:r, place : place + j1 - j0], j0, j1)
+                self._add_values(w.output[:r], kept[:, place : place + c], self.v[j0:j1])
         table = np.array(tiles, np.int64).reshape(-1, 3)
         factors = np.empty_like(peaks)
+        place = where[0] if where else 0
         close_rows(
-            *rows, self.learned, spot, w.kept_array, where[0] if where else 0, table, peaks,
-            self.sink_values, factors, i0, *self._targets(sums),
+            *rows, self.learned, position, w.kept_array, place, table, peaks, self.sink_values,
+            factors, i0, *sums.arrays(),
         )  # fmt: skip
         if not p.clean_v and sums.output is not None and self.v is not None:
-            a = w.kept[:r, where[0] : where[0] + p.sink_keys].reshape(self.g, -1, p.sink_keys)
+            a = kept[:, place : place + p.sink_keys].reshape(self.g, t, p.sink_keys)
             for head in range(self.g):
                 poison(sums.output[head, i0:i1], a[head], self.v[: p.sink_keys])
-        self._sum_columns(sums, i0, i1, table, factors, where)
+        received, pooled = sums.column_arrays()
+        sum_columns(
+            w.kept_array, table, place, p.sink_keys, factors, self.feeds[i0:i1],
+            self.block[i0:i1], self.pool, received, pooled, w.scratch,
+        )  # fmt: skip
 
     def _queries(self, i0: int, i1: int) -> Tensor:
         """Query rows, scaled so that logits come out in base 2: ``(head row) d_head``."""
@@ -100,14 +115,6 @@ class CompiledPass:
         out = self.work.queries[: rows.numel()].view(rows.shape)
         torch.mul(rows.to(p.dtype), p.scale * LOG2E, out=out)
         return out.view(-1, rows.shape[-1])
-
-    def _targets(self, sums: Sums) -> tuple[np.ndarray, ...]:
-        """The arrays that the rows are written to."""
-        nothing = torch.empty(0, 0, 0)
-        bands = nothing if sums.bands is None else sums.bands
-        output = nothing if sums.output is None else sums.output
-        targets = (sums.raw, sums.sink_logits, sums.log2_total, sums.top_key, bands, output)
-        return tuple(x.numpy() for x in targets)
 
     def _tiles(
         self, runs: list[tuple[int, int]], where: list[int]
@@ -130,9 +137,7 @@ class CompiledPass:
         start, stop = found
         return start.numpy(), stop.numpy(), self.p.bias is not None
 
-    def _finish_logits(
-        self, s: Tensor, i0: int, i1: int, j0: int, j1: int, holes: bool
-    ) -> None:
+    def _finish_logits(self, s: Tensor, i0: int, i1: int, j0: int, j1: int) -> None:
         """Softcap, bias and hidden entries, in place on ``head row key``."""
         p = self.p
         if p.softcap:
@@ -140,7 +145,7 @@ class CompiledPass:
         if p.bias is not None:
             extra = p.bias(self.batch, self.heads, p.rows[i0:i1], range(j0, j1))
             s.add_(extra.to(s.dtype), alpha=LOG2E)
-        if not holes:
+        if not self.holes:
             return
         first, last = p.row_list[i0] + p.offset, p.row_list[i1 - 1] + p.offset
         at = j0
@@ -156,38 +161,9 @@ class CompiledPass:
             at = b
         s[:, :, at - j0 :] = -math.inf
 
-    def _add_values(self, o: Tensor, e: Tensor, j0: int, j1: int) -> None:
+    def _add_values(self, o: Tensor, e: Tensor, v: Tensor) -> None:
         """o += e v, without letting a hidden NaN of v through."""
-        assert self.v is not None
-        v = self.v[j0:j1]
         if self.p.clean_v:
             o.addmm_(e, v)
         else:
             poison(o.addmm_(e, torch.where(torch.isfinite(v), v, 0)), e, v)
-
-    def _sum_columns(
-        self,
-        sums: Sums,
-        i0: int,
-        i1: int,
-        tiles: np.ndarray,
-        factors: np.ndarray,
-        where: list[int],
-    ) -> None:
-        """Add the strip's weights to the column sums and the pooled map."""
-        p, g = self.p, self.g
-        feeds = np.ones(g * (i1 - i0), np.float32)
-        if p.keep is not None:
-            feeds = p.keep[self.batch, p.rows[i0:i1]].to(p.dtype).repeat(g).numpy()
-            factors = factors * feeds
-        pool = p.pool or 0
-        block = np.zeros(i1 - i0, np.int64)
-        pooled = np.zeros((g, 0, 0), np.float32)
-        if sums.pooled is not None and pool:
-            zero = (p.row_list[0] + p.offset) // pool
-            block = ((p.rows[i0:i1] + p.offset) // pool - zero).numpy()
-            pooled = sums.pooled.numpy()
-        sum_columns(
-            self.work.kept_array, tiles, where[0] if where else 0, p.sink_keys, factors, feeds,
-            block, pool, sums.received.numpy(), pooled, self.work.scratch,
-        )  # fmt: skip

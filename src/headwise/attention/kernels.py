@@ -394,8 +394,8 @@ def _weight_at(key, x, a_sink, kept, tiles, factors):  # type: ignore[no-untyped
 
 @njit(nogil=True, cache=True)
 def _power(x):  # type: ignore[no-untyped-def]
-    """2^x for any x, 2^-inf = 0."""
-    return _ZERO if x == -_INF else np.float32(2.0 ** np.float64(x))
+    """2^x for x <= 0, and 0 below the normal numbers."""
+    return _ZERO if x < _FLOOR else _exp2(x)
 
 
 @njit(nogil=True, cache=True)
@@ -438,13 +438,15 @@ def sum_columns(  # type: ignore[no-untyped-def]
 ):
     """Column sums of the weights, and their blocks of the pooled map.
 
-    ``factors`` is ``tile row``, 0 for rows that do not count; ``feeds`` is 0 or 1 per row (the
-    sinks' weights are already normalised). ``row_block`` is the block of each of the t rows.
+    ``factors`` is ``tile row``; the sinks' weights are already normalised. ``feeds`` is 0 for rows
+    that do not count, else 1; ``row_block`` is the block of each of the t rows.
     """
     heads, t = received.shape[0], row_block.shape[0]
     chunk = scratch.shape[0]
+    for y in range(factors.shape[0]):
+        for x in range(factors.shape[1]):
+            factors[y, x] *= feeds[x % t]
     for head in range(heads):
-        _wide()
         x0 = 0
         while x0 < t:
             x1 = x0 + 1
@@ -452,7 +454,7 @@ def sum_columns(  # type: ignore[no-untyped-def]
                 x1 += 1
             for x in range(x0, x1):
                 for j in range(sinks):
-                    w = kept[head * t + x, sink_place + j] * feeds[head * t + x]
+                    w = kept[head * t + x, sink_place + j] * feeds[x]
                     received[head, j] += w
                     if pool:
                         pooled[head, row_block[x], j // pool] += w

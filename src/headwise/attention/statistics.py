@@ -32,7 +32,7 @@ __all__ = ["Statistics", "choose_rows", "measure"]
 
 _STRIP_ROWS: Final = 256
 _LEAST_ROWS: Final = 16
-_TILE: Final = 2048
+_TILE: Final = 4096
 _TASKS: Final = 12  # pieces of work to share out; fixed, so that results do not depend on threads
 _MEMORY: Final = 96 * 2**20
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,6 +79,7 @@ class Problem:
     pad: int  # zero columns beside a run, so that skewed views stay inside the buffer
     clean_v: bool  # v has no NaN and no infinity
     bands: int  # distance bands, 0 without a common axis
+    runs_by_strip: dict[tuple[int, int, int], list[tuple[int, int]]] = field(default_factory=dict)
     keys_by_head: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     @property
@@ -104,6 +106,12 @@ class Problem:
 
     def runs(self, batch: int, i0: int, i1: int) -> list[tuple[int, int]]:
         """Column ranges that a strip keeps; the sinks are always part of one of them."""
+        name = (batch if self.mask.batches() is not None else 0, i0, i1)
+        if name not in self.runs_by_strip:
+            self.runs_by_strip[name] = self._find_runs(batch, i0, i1)
+        return self.runs_by_strip[name]
+
+    def _find_runs(self, batch: int, i0: int, i1: int) -> list[tuple[int, int]]:
         out: list[tuple[int, int]] = [(0, self.sink_keys)] if self.sink_keys else []
         for start, stop, _ in self.segments(batch, i0, i1):
             if out and start - out[-1][1] < _GAP:
@@ -125,6 +133,19 @@ class Sums:
     output: Tensor | None  # (g, R, d_value)
     received: Tensor  # (g, n)
     pooled: Tensor | None  # (g, Gq, Gk)
+
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """What is kept per row, as NumPy arrays on the same memory; empty where it is None."""
+        nothing = self.received.new_empty(0, 0, 0)
+        bands = nothing if self.bands is None else self.bands
+        output = nothing if self.output is None else self.output
+        rows = (self.raw, self.sink_logits, self.log2_total, self.top_key, bands, output)
+        return tuple(x.numpy() for x in rows)
+
+    def column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """The column sums and the pooled map, likewise."""
+        nothing = self.received.new_empty(0, 0, 0)
+        return self.received.numpy(), (nothing if self.pooled is None else self.pooled).numpy()
 
 
 class Workspace:
