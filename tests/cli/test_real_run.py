@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -89,11 +90,14 @@ def test_layers_and_heads_are_chosen(tiny, here):
 
 
 def test_sampled_rows(tiny, here):
-    line = "--rows 11 --tokens 53 --out s.nc --quiet"
+    line = "--rows 11 --tokens 53 --keep-rows --out s.nc --quiet"
     assert run(["scan", str(tiny), *line.split()]) == 0
     dataset = load("s.nc")
     assert dataset["rows"].to_numpy().tolist() == [11] * LAYERS
     assert dataset["rows_total"].to_numpy().tolist() == [53] * LAYERS
+    assert dataset["entropy_rows"].notnull().sum("query").to_numpy().tolist() == [[11] * HEADS] * 3
+    mean = dataset["entropy_rows"].mean("query")
+    np.testing.assert_allclose(mean, dataset["entropy"], rtol=1e-5)
 
 
 def one_line(capsys, *arguments: str) -> str:

@@ -55,12 +55,12 @@ def test_text():
     dataset = to_dataset(make_record(layers=3, heads=6, kv_heads=2, nan_layer=1))
     lines = text(dataset).splitlines()
     assert lines[:4] == [
-        "model        synthetic-decoder",
+        "model          synthetic-decoder",
         "layers × heads 3 × 6 (2 key-value heads)",
-        "tokens       37",
-        "mask         causal",
+        "tokens         37",
+        "mask           causal",
     ]
-    assert "not finite   1 of 3 layers" in lines
+    assert "not finite     1 of 3 layers" in lines
     assert lines[-2] == "layer 1 |××××××|"
     assert len(lines[-1]) == len(lines[-3]) == len("layer 0 |xxxxxx|")
     assert "█" in lines[-3] + lines[-1]

@@ -38,7 +38,7 @@ def html(dataset: xr.Dataset, statistic: str = "entropy_fraction") -> str:
     )
     height, width = values.shape[0] * size, values.shape[1] * size
     facts = "".join(
-        f'<tr><td style="text-align:left;opacity:.7">{escape(name)}</td>'
+        f'<tr><td style="text-align:left;opacity:.7;padding-right:12px">{escape(name)}</td>'
         f'<td style="text-align:left">{escape(value)}</td></tr>'
         for name, value in _facts(dataset)
     )
@@ -60,7 +60,7 @@ def text(dataset: xr.Dataset, statistic: str = "entropy_fraction") -> str:
 
     Models of more than 64 layers or heads show the facts only.
     """
-    lines = [f"{name:<12} {value}" for name, value in _facts(dataset)]
+    lines = [f"{name:<14} {value}" for name, value in _facts(dataset)]
     values = _map(dataset, statistic)
     if values.shape[0] > _MOST_LINES or values.shape[1] > _MOST_COLUMNS:
         return "\n".join(lines)
