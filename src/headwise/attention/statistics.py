@@ -180,7 +180,9 @@ def _problem(q: Tensor, k: Tensor, v: Tensor | None, asked: dict) -> Problem:
             raise OptionError(f"{name}={asked[name]}", allowed=f"{least} or more")
     mask = asked["mask"] or Everything()
     if mask.batches() not in (None, q.shape[0]):
-        raise ShapeError(f"the mask is for {mask.batches()} sequences, the queries for {q.shape[0]}")
+        raise ShapeError(
+            f"the mask is for {mask.batches()} sequences, the queries for {q.shape[0]}"
+        )
     keep = asked["query_mask"]
     if keep is not None and (keep.dtype != torch.bool or keep.shape != (q.shape[0], queries)):
         raise ShapeError(
@@ -319,6 +321,7 @@ def _run(
     workspace, strip_pass = _form(problem.q)
     spaces = [workspace(problem, problem.group * rows, width) for _ in range(count)]
 
+    @torch.no_grad()  # the caller's own no_grad does not reach the threads
     def work(task: tuple[int, int, int]) -> Sums:
         b, h, part = task
         space = spaces.pop()
@@ -371,7 +374,9 @@ def _empty_sums(problem: Problem) -> Sums:
         log2_total=torch.empty(g, r, **kind),
         top_key=torch.full((g, r), -1, device=problem.q.device),
         bands=None if bands is None else torch.zeros(g, r, bands, **kind),
-        output=torch.empty(g, r, problem.v.shape[-1], **kind) if every and problem.v is not None else None,
+        output=torch.empty(g, r, problem.v.shape[-1], **kind)
+        if every and problem.v is not None
+        else None,
         received=torch.zeros(g, n, **kind),
         pooled=pooled,
     )
