@@ -115,9 +115,7 @@ def _skewed(
 
 
 @lru_cache(maxsize=64)
-def _indicator(
-    a: int, b: int, bands: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def _indicator(a: int, b: int, bands: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Columns at distances |a|..|b - 1| from the diagonal by bands: 1 where they belong."""
     apart = torch.arange(a, b, device=device).abs()
     return torch.nn.functional.one_hot(band_of(apart), 48)[:, :bands].to(dtype)

@@ -116,9 +116,7 @@ class CompiledPass:
         torch.mul(rows.to(p.dtype), p.scale * LOG2E, out=out)
         return out.view(-1, rows.shape[-1])
 
-    def _tiles(
-        self, runs: list[tuple[int, int]], where: list[int]
-    ) -> list[tuple[int, int, int]]:
+    def _tiles(self, runs: list[tuple[int, int]], where: list[int]) -> list[tuple[int, int, int]]:
         """Key tiles (start, stop, column of ``kept``)."""
         out = []
         for (start, stop), place in zip(runs, where, strict=True):

@@ -248,8 +248,22 @@ def open_rows(state, top, sink_logits, bands, output):  # type: ignore[no-untype
 
 @njit(nogil=True, cache=True)
 def absorb_tile(  # type: ignore[no-untyped-def]
-    logits, kept, where, j0, width, position, lo, hi, holes, sinks, state, top, sink_logits, bands,
-    peaks, output,
+    logits,
+    kept,
+    where,
+    j0,
+    width,
+    position,
+    lo,
+    hi,
+    holes,
+    sinks,
+    state,
+    top,
+    sink_logits,
+    bands,
+    peaks,
+    output,
 ):
     """Exponentials and sums of one tile of logits, merged into the rows' running state.
 
@@ -321,8 +335,26 @@ def _lower(row, bands, output, drop):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def close_rows(  # type: ignore[no-untyped-def]
-    state, top, sink_logits, bands, output, learned, position, kept, sink_place, tiles, peaks,
-    sink_values, factors, row0, raw, sinks_out, log2_total, top_out, bands_out, output_out,
+    state,
+    top,
+    sink_logits,
+    bands,
+    output,
+    learned,
+    position,
+    kept,
+    sink_place,
+    tiles,
+    peaks,
+    sink_values,
+    factors,
+    row0,
+    raw,
+    sinks_out,
+    log2_total,
+    top_out,
+    bands_out,
+    output_out,
 ):
     """Normalise the rows of a strip and write them to rows row0, row0 + 1, … of the sums.
 

@@ -129,7 +129,9 @@ def _blank(named: dict[str, Tensor], dead: Tensor, problem: Problem) -> dict[str
             named[name] = x.masked_fill(drop, -1)
         elif name == "log_sum_exp":
             kept = torch.where(empty & dead, -math.inf, x)
-            named[name] = kept if problem.keep is None else kept.masked_fill(drop & ~empty, math.nan)
+            named[name] = (
+                kept if problem.keep is None else kept.masked_fill(drop & ~empty, math.nan)
+            )
         else:
             named[name] = x.masked_fill(drop, math.nan)
     if not problem.relative:
