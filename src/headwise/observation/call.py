@@ -24,6 +24,8 @@ from headwise.observation.tokens import Index, take
 
 __all__ = ["Call", "read_call"]
 
+_SAMPLED: Final = 16
+
 # Keyword arguments that do not change what is computed here. The variable-length ones describe the
 # packing that the mask also describes; the window is in the mask already.
 _HARMLESS: Final = {
@@ -49,6 +51,29 @@ class Call:
     bias: Tensor | None  # broadcasts to batch head query key
     indices: Tensor | None  # (batch, query, kept): the only keys a query may attend to
     window: int | None
+    bias_hides: bool = False  # the bias may hold -inf: it is (part of) a mask
+
+    def self_role(self) -> str:
+        """ "decoder" for causal self-attention, else "encoder".
+
+        Where the rule is not known in closed form, sampled rows say whether later keys are seen;
+        a causal module whose mask opens some of them (a prefix, an image) is still a decoder.
+        """
+        spec = self.spec
+        if not self.bias_hides and spec.pattern is not None:
+            return "encoder" if spec.pattern.looks_ahead else "decoder"
+        ahead = False
+        for row in torch.linspace(0, spec.queries - 1, min(_SAMPLED, spec.queries)).long():
+            query = row[None, None].to(spec.device) + spec.q_offset
+            first = int(query) + 1 - spec.kv_offset
+            key = torch.arange(max(first, 0), spec.keys, device=spec.device)[None]
+            seen = spec.visible(0, query, key + spec.kv_offset)
+            if self.bias is not None and self.bias_hides:
+                row_bias = cut_bias(self.bias, (0, 1), row[None], slice(max(first, 0), spec.keys))
+                seen = seen & (row_bias[0, :, 0] > -torch.inf)
+            ahead = ahead or bool(seen.any())
+        causal = not ahead or getattr(self.module, "is_causal", False)
+        return "decoder" if causal else "encoder"
 
     @property
     def differentiable(self) -> bool:
@@ -163,7 +188,7 @@ def read_call(
         module=module, q=query, k=key, v=value, spec=spec,
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         softcap=softcap or None, sinks=s_aux if sinks is None else sinks, bias=bias,
-        indices=indices, window=sliding_window,
+        indices=indices, window=sliding_window, bias_hides=added is not None,
     )  # fmt: skip
 
 

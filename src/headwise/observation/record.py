@@ -139,13 +139,18 @@ class LayerAccumulator:
         self.pooled.merge(other.pooled)
         self._grow(self.bands, other.bands.length)
         self.bands.view()[:, : other.bands.length] += other.bands.view()
-        for mine, theirs, shift in (
-            (self.received, other.received, key_shift),
-            (self.received_visible, other.received_visible, key_shift),
-            *((self._kept(n), other.kept[n], query_shift) for n in other.kept),
+        for mine, theirs in (
+            (self.received, other.received),
+            (self.received_visible, other.received_visible),
         ):
-            self._grow(mine, shift)
+            self._grow(mine, key_shift)
             mine.append(theirs.view())
+        for name, theirs in other.kept.items():
+            values = theirs.view()
+            if name == "top_key":
+                values = torch.where(values >= 0, values + key_shift, values)
+            self._grow(self._kept(name), query_shift)
+            self._kept(name).append(values)
         self.non_finite = self.non_finite or other.non_finite
 
     def finish(

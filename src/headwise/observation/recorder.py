@@ -190,17 +190,11 @@ class Recorder:
     ) -> LayerAccumulator:  # fmt: skip
         if key not in self.layers:
             masks = [piece.mask for piece in pieces]
-            role = "cross" if cross else "encoder"
-            if not cross and (
-                (masks and not masks[0].looks_ahead())
-                or (call.spec.pattern is None and getattr(call.module, "is_causal", True))
-            ):
-                role = "decoder"
             words = describe(masks[0]) if masks else "no tokens"
             path, run = key
             self.layers[key] = LayerAccumulator(
                 module=path if not run else f"{path} (run {run + 1})",
-                role=role,
+                role="cross" if cross else call.self_role(),
                 number=run or info.number,
                 heads=call.q.shape[1],
                 kv_heads=call.k.shape[1],

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
 from types import CodeType
@@ -100,7 +99,7 @@ def survey(model: nn.Module) -> Survey:
 
 
 def _routes(module: nn.Module) -> bool:
-    kind: Hashable = type(module)
+    kind: Any = type(module)
     return routes(kind)
 
 
