@@ -5,8 +5,8 @@ bytes). Three ways to pack, told apart by ``dtype``:
 
 - ``f4``: float32 as it is. For tables per head, whose numbers are exact.
 - ``f2``: float16 after multiplication with a power of two that brings the largest magnitude
-  between 2^14 and 2^15, high and low bytes in separate planes (they deflate better). Three significant digits
-  over nine orders of magnitude below the largest value.
+  between 2^14 and 2^15, high and low bytes in separate planes (they deflate better). Three
+  significant digits over eight orders of magnitude below the largest value.
 - ``u1``: 0 is zero, 255 is NaN, 1 to 254 are steps of equal ratio from ``low`` to ``high``; for
   shading. Values below ``low`` = 1e-7·``high`` become 1; the ratio of neighbours is at most 1.066.
 

@@ -18,7 +18,9 @@ __all__ = ["evidence"]
 def evidence(dataset: xr.Dataset, found: Sequence[Finding]) -> dict[str, dict[str, Any]]:
     """By kind of finding: the values (four digits), their labels and places, and the threshold."""
     table = {rule.kind: rule for rule in rules()}
-    return {finding.kind: _entry(dataset, finding, table[finding.kind].quantity) for finding in found}
+    return {
+        finding.kind: _entry(dataset, finding, table[finding.kind].quantity) for finding in found
+    }
 
 
 def _entry(dataset: xr.Dataset, finding: Finding, name: str) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def _entry(dataset: xr.Dataset, finding: Finding, name: str) -> dict[str, Any]:
         "title": finding.title,
         "quantity": name,
         "evidence": finding.evidence,
-        "longName": attributes.get("long_name", finding.evidence),
+        "longName": rule.reading or attributes.get("long_name", finding.evidence),
         "word": quantity.word,
         "unit": finding.unit,
         "beyond": rule.beyond,

@@ -56,9 +56,7 @@ def _share(name: str, group: str, label: str, unit: str = "") -> Statistic:
 _STATISTICS: Final = (
     _share("entropy_fraction", "Concentration", "entropy, of maximum", "of ln n"),
     Statistic(name="entropy", group="Concentration", label="entropy", unit="nats"),
-    _share(
-        "entropy_without_sink_fraction", "Concentration", "entropy without sink", "of ln n"
-    ),
+    _share("entropy_without_sink_fraction", "Concentration", "entropy without sink", "of ln n"),
     Statistic(
         name="effective_keys",
         group="Concentration",
@@ -129,7 +127,7 @@ def figures(dataset: xr.Dataset) -> Figures:
         "depth": _depth(dataset),
         "gradients": _gradients(dataset),
     }
-    quantiles = [dataset[f"{name}_quantile"].values for name in facts["quantileNames"]]
+    quantiles = [dataset[f"{k}_quantile"].values for k in _QUANTILES if f"{k}_quantile" in dataset]
     arrays = {
         "table": pack_exact(table),
         "profiles": pack_half(np.stack([dataset[f"{k}_profile"].values for k in _PROFILES])),
@@ -144,7 +142,8 @@ def figures(dataset: xr.Dataset) -> Figures:
 
 def _tables(dataset: xr.Dataset) -> tuple[list[dict[str, Any]], np.ndarray]:
     """The choices of the plate that hold any number, and their (statistic, layer, head) table."""
-    rows, entries = [], []
+    rows: list[np.ndarray] = []
+    entries: list[dict[str, Any]] = []
     shape = (dataset.sizes["layer"], dataset.sizes["head"])
     for statistic in (*_STATISTICS, *_FLOW):
         per_layer = statistic.group == "Flow"
@@ -155,7 +154,9 @@ def _tables(dataset: xr.Dataset) -> tuple[list[dict[str, Any]], np.ndarray]:
             values = np.broadcast_to(_by_layer(dataset, statistic.name)[:, None], shape)
         else:
             values = derived(dataset, statistic.name).transpose("layer", "head").values
-        if not np.isfinite(values).any():
+        if not np.isfinite(values).any() or (
+            statistic.name == "null_mass" and not np.nansum(values)
+        ):
             continue
         attributes = dataset[source].attrs
         words = _DERIVED_WORDS.get(

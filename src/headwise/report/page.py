@@ -23,6 +23,7 @@ from headwise.report.evidence import evidence
 from headwise.report.figures import figures
 from headwise.report.findings import Finding, findings, healthy, open_dataset, verdict
 from headwise.report.quantities import about
+from headwise.report.rules import rules
 from headwise.report.run import definitions, run_facts, title_facts
 
 __all__ = ["SECTIONS", "Section", "render", "write_report"]
@@ -54,9 +55,7 @@ SECTIONS: Final = (
         template="sections/depth.html",
         needs=("stream_out_rms",),
     ),
-    Section(
-        anchor="measured", title="How this was measured", template="sections/measured.html"
-    ),
+    Section(anchor="measured", title="How this was measured", template="sections/measured.html"),
 )
 
 
@@ -136,12 +135,13 @@ def render(dataset: xr.Dataset) -> str:
 
 
 def _with_words(finding: Finding, dataset: xr.Dataset) -> dict[str, Any]:
-    """A finding with its threshold in words: the level, then the reading of it."""
+    """A finding with its threshold in words: what is compared, and with what."""
+    rule = next(rule for rule in rules() if rule.kind == finding.kind)
     attributes = dataset[finding.evidence].attrs if finding.evidence in dataset else {}
-    name = attributes.get("long_name", finding.evidence)
-    unit = f" {finding.unit}" if finding.unit else ""
-    words = f"{finding.threshold:,g}{unit}, read from “{name}”"
-    return {**asdict(finding), "threshold_words": words}
+    name = rule.reading or attributes.get("long_name", finding.evidence)
+    unit = finding.unit if finding.unit in ("", "×") else f" {finding.unit}"
+    words = f"{name} {rule.beyond} {finding.threshold:,g}{unit}"
+    return {**asdict(finding), "threshold_words": words[:1].upper() + words[1:]}
 
 
 def _place_button(layer: int, head: int | None, names: dict[int, str]) -> Markup:

@@ -34,6 +34,7 @@ class Rule:
     meaning: str
     remedy: str
     healthy: str = ""
+    reading: str = ""
 
     def __post_init__(self) -> None:
         assert self.quantity in QUANTITIES, self.quantity

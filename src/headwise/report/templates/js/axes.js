@@ -82,11 +82,15 @@ function curves(drawing, lines) {
     line.end = known.length ? { x: px(known.at(-1)[0]), y: py(known.at(-1)[1]) } : null;
   }
   const ends = lines.filter((line) => line.end && line.name).sort((a, b) => a.end.y - b.end.y);
-  let free = -Infinity;
+  let free = -Infinity, limit = drawing.height - drawing.bottom + 2;
   for (const line of ends) {
-    const y = Math.max(line.end.y + 4, free);
-    free = y + 13;
-    node.append(svg("text", { class: line.style, x: drawing.width - drawing.right + 6, y }, line.name));
+    line.end.y = Math.max(line.end.y + 4, free);
+    free = line.end.y + 13;
+  }
+  for (const line of ends.reverse()) {
+    line.end.y = Math.min(line.end.y, limit);
+    limit = line.end.y - 13;
+    node.append(svg("text", { class: line.style, x: drawing.width - drawing.right + 6, y: line.end.y }, line.name));
   }
 }
 

@@ -109,10 +109,9 @@ function drawPlate() {
   const everything = valuesOf(state.statistic, everyLayer());
   const scale = (plate.scale = scaleOf(statistic, everything));
   const node = svg("svg", {
-    width: g.width, height: g.bottom + 4, viewBox: `0 0 ${g.width} ${g.bottom + 4}`, tabindex: "0",
-    role: "application", "aria-roledescription": "map of heads",
-    "aria-label": `${statistic.longName}, ${g.heads} heads across, ${g.layers.length} layers down. Arrow keys move, Enter pins.`,
+    width: g.width, height: g.bottom + 4, viewBox: `0 0 ${g.width} ${g.bottom + 4}`, "aria-hidden": "true",
   });
+  box.setAttribute("aria-label", `${statistic.longName}: ${g.heads} heads across, ${g.layers.length} layers down. Arrow keys move, Enter pins.`);
   drawPlateAxes(node, g, statistic);
   g.layers.forEach((layer, row) => drawPlateRow(node, g, statistic, scale, layer, row));
   node.append(svg("g", { id: "plate-marks" }));
@@ -122,11 +121,8 @@ function drawPlate() {
     const cell = cellAt(event);
     if (cell) pin(cell.layer, cell.head, event.shiftKey || state.comparing);
   });
-  node.addEventListener("focus", () => markPlate());
-  const focused = plate.svg !== null && document.activeElement === plate.svg;
   plate.svg = node;
   box.replaceChildren(node);
-  if (focused) node.focus({ preventScroll: true });
   byId("plate-legend").replaceChildren(colourBar({
     width, scale, unit: statistic.unit.startsWith("of ") ? "" : statistic.unit, title: statistic.label, paint: (t) => css(viridis(t)), rug: everything.length <= 4096 ? everything : [],
   }));

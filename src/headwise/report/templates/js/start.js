@@ -54,11 +54,11 @@ document.addEventListener("keydown", (event) => {
     byId("find").focus({ preventScroll: true });
     byId("find").select();
   } else if (event.key.startsWith("Arrow")) {
-    if (!state.pinned.length && document.activeElement === plate.svg) {
+    if (!state.pinned.length && document.activeElement === byId("plate-drawing")) {
       event.preventDefault();
       pin(plate.geometry.layers[0], 0);
     } else if (!event.target.closest(".scroll") && movePin(event.key)) event.preventDefault();
-  } else if (event.key === "Enter" && document.activeElement === plate.svg && !state.pinned.length) {
+  } else if (event.key === "Enter" && document.activeElement === byId("plate-drawing") && !state.pinned.length) {
     pin(plate.geometry.layers[0], 0);
   }
 });

@@ -76,20 +76,22 @@ function drawText() {
   const nodes = [], starts = new Set(stream.documents.length > 1 ? stream.documents : []);
   for (let i = from; i < to; i++) {
     if (starts.has(i)) nodes.push(el("span", { class: "document" }, `document ${stream.documents.indexOf(i)}`));
-    nodes.push(...tokenNodes(arrays.tokens.data[stream.start + i], i, scale(text.values[Math.floor(i / source.width)])));
+    const label = arrays.tokens.data[stream.start + i], next = i + 1 < to ? arrays.tokens.data[stream.start + i + 1] : "";
+    nodes.push(...tokenNodes(label, i, scale(text.values[Math.floor(i / source.width)]), next));
   }
   byId("text-body").replaceChildren(...nodes);
   markFound();
   drawTextLegend(scale, source.width, place);
   drawPages(pages, from, to, stream.length);
 }
-function tokenNodes(label, index, t) {
+// A run of newlines breaks the line once, at its end.
+function tokenNodes(label, index, t, next) {
   const symbols = /^[␣⏎⇥␍⍽]+$|^0x[0-9A-F]{2}$|^#\d+$/.test(label);
   const lead = !symbols && label.startsWith("␣") ? " " : "";
   const node = el("span", { class: symbols ? "token symbol" : "token", "data-i": index }, symbols ? label : label.slice(lead.length).replaceAll("␣", " "));
   node.style.background = shade(t * STRONGEST);
   if (t > 0.7) node.classList.add("strong");
-  const after = label.endsWith("⏎") ? el("br") : !facts.hasText || /^#/.test(label) ? " " : null;
+  const after = label.endsWith("⏎") && !next.startsWith("⏎") ? el("br") : !facts.hasText || /^#/.test(label) ? " " : null;
   return [lead, node, after].filter(Boolean);
 }
 function drawTextLegend(scale, width, place) {
