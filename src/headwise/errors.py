@@ -1,15 +1,15 @@
 """The exceptions of Headwise, all in one tree.
 
     HeadwiseError
-    ├── InputError (also a ValueError)   what was asked for cannot be done; nothing has been computed
+    ├── InputError (also a ValueError)   what was asked for cannot be done; nothing was computed
     │   ├── OptionError                  an argument has a value that is not allowed
     │   ├── ShapeError                   tensors whose shapes or dtypes do not fit together
     │   ├── TextError                    the text is missing, empty, too short or not UTF-8
     │   ├── ModelError                   the model cannot be found, read, or measured
     │   └── FileError                    a file cannot be read or written
-    ├── MeasurementError                 the run did not produce what it had to (also a RuntimeError)
+    ├── MeasurementError                 the run did not give what it had to (also a RuntimeError)
     │   └── NonFiniteError               a NaN or infinity, named by module
-    └── ResourceError                    out of memory or disk, with the setting that lowers the need
+    └── ResourceError                    out of memory or disk, and the setting that lowers the need
 
 Every error is one line that answers four questions: what was asked, what was found, what is
 allowed, what to do. The command line prints that line and exits with code 2.
@@ -35,8 +35,8 @@ class HeadwiseError(Exception):
     """One line: what was asked and found; then, where they help, what is allowed and what to do.
 
     Example:
-        >>> print(OptionError("--rows is 0", allowed="1 or more", to_do="leave it out for all rows"))
-        --rows is 0; allowed: 1 or more; leave it out for all rows
+        >>> print(OptionError("--rows is 0", allowed="1 or more", to_do="leave it out for all"))
+        --rows is 0; allowed: 1 or more; leave it out for all
     """
 
     def __init__(self, found: str, *, allowed: str | None = None, to_do: str | None = None) -> None:

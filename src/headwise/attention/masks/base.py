@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
 import torch
@@ -160,7 +161,7 @@ class Either(Mask):
         runs = runs + self.right.segments(batch, first, last, keys)
         cuts = sorted({edge for s in runs for edge in (s.start, s.stop)})
         out = []
-        for lo, hi in zip(cuts, cuts[1:], strict=False):
+        for lo, hi in pairwise(cuts):
             over = [s for s in runs if s.start <= lo and s.stop >= hi]
             if over:
                 out.append(Segment(lo, hi, any(s.full for s in over)))

@@ -13,6 +13,7 @@ def describe(mask: Mask) -> str:
     """A mask in words, for reports.
 
     Example:
+        >>> from headwise.attention.masks import Causal, Window
         >>> describe(Causal() & Window(128))
         'causal and window of 128 keys'
     """
