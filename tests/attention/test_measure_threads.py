@@ -1,4 +1,4 @@
-"""Measuring inside a training loop: tensors that require gradients, on one thread and on several."""
+"""Measuring inside a training loop: tensors that require gradients, on one thread or several."""
 
 from __future__ import annotations
 

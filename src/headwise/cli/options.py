@@ -42,7 +42,9 @@ Model = Annotated[
 ]
 Text = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Text to read, UTF-8; - is standard input. [a play]"),
+    typer.Option(
+        metavar="FILE", help="Text to read, UTF-8; - is standard input. [Hamlet, acts 1 to 3]"
+    ),
 ]
 Tokens = Annotated[
     int | None,
