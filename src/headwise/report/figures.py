@@ -54,9 +54,9 @@ def _share(name: str, group: str, label: str, unit: str = "") -> Statistic:
 
 
 _STATISTICS: Final = (
-    _share("entropy_fraction", "Concentration", "entropy, of maximum", "of ln n"),
+    _share("entropy_fraction", "Concentration", "entropy share", "of ln n"),
     Statistic(name="entropy", group="Concentration", label="entropy", unit="nats"),
-    _share("entropy_without_sink_fraction", "Concentration", "entropy without sink", "of ln n"),
+    _share("entropy_without_sink_fraction", "Concentration", "entropy off sink", "of ln n"),
     Statistic(
         name="effective_keys",
         group="Concentration",
@@ -67,7 +67,7 @@ _STATISTICS: Final = (
     _share("top_weight", "Concentration", "top weight"),
     _share("jacobian_trace", "Concentration", "Jacobian trace"),
     _share("dead_rows", "Concentration", "dead rows", "of rows"),
-    _share("dead_rows_not_sink", "Concentration", "dead rows off sink", "of rows"),
+    _share("dead_rows_not_sink", "Concentration", "dead off sink", "of rows"),
     Statistic(name="distance", group="Reach", label="distance", unit="tokens", scale="log"),
     _share("sink_mass", "Reach", "sink", "of weight"),
     _share("null_mass", "Reach", "learned sink", "of weight"),
@@ -245,38 +245,39 @@ def _received(
     measured = dataset["rows"].where(dataset["rows"] > 0)
     rows = (dataset["rows_total"] * (1 - dataset["rows_empty"] / measured)).values
     total = dataset["received"].transpose("layer", "head", "key").values
-    with np.errstate(divide="ignore", invalid="ignore"):
-        per_head = total / rows.astype(np.float32)[:, None, None]
-    per_layer = _mean(per_head, 1)
-    whole = _mean(per_layer, 0)
-    count = sum(stream["length"] for stream in streams)
-    parts = {
-        "receivedHead": (per_head, _RECEIVED_PER_HEAD // (total.shape[0] * total.shape[1])),
-        "receivedLayer": (per_layer, _RECEIVED_PER_LAYER // total.shape[0]),
-        "receivedModel": (whole, _RECEIVED_OF_MODEL),
-    }
-    arrays, widths = {}, {}
-    for name, (values, room) in parts.items():
-        widths[name] = max(1, math.ceil(count / max(room, 64)))
-        binned = np.concatenate(
-            [
-                _binned(values[..., s["start"] : s["start"] + s["length"]], widths[name])
-                for s in streams
-            ],
-            axis=-1,
+    count, heads = sum(stream["length"] for stream in streams), total.shape[0] * total.shape[1]
+    widths = {
+        name: max(1, math.ceil(count / max(room, 64)))
+        for name, room in (
+            ("receivedHead", _RECEIVED_PER_HEAD // heads),
+            ("receivedLayer", _RECEIVED_PER_LAYER // total.shape[0]),
+            ("receivedModel", _RECEIVED_OF_MODEL),
         )
-        arrays[name] = pack_coarse(binned) if name == "receivedHead" else pack_half(binned)
-    return arrays, widths
+    }
+    per_head, per_layer = [], []
+    for layer, queries in zip(total, rows, strict=True):  # one at a time: this is the largest array
+        shares = layer / np.float32(queries) if queries > 0 else np.full_like(layer, np.nan)
+        per_head.append(_binned(shares, widths["receivedHead"], streams))
+        per_layer.append(_mean(shares, 0))
+    whole = _mean(np.stack(per_layer), 0)
+    return {
+        "receivedHead": pack_coarse(np.stack(per_head)),
+        "receivedLayer": pack_half(
+            np.stack([_binned(line, widths["receivedLayer"], streams) for line in per_layer])
+        ),
+        "receivedModel": pack_half(_binned(whole, widths["receivedModel"], streams)),
+    }, widths
 
 
-def _binned(values: np.ndarray, width: int) -> np.ndarray:
-    """Means of ``width`` neighbours along the last axis."""
-    if width == 1:
-        return values
-    padding = -values.shape[-1] % width
-    spread = [(0, 0)] * (values.ndim - 1) + [(0, padding)]
-    padded = np.pad(values, spread, constant_values=np.nan)
-    return _mean(padded.reshape(*values.shape[:-1], -1, width), -1)
+def _binned(values: np.ndarray, width: int, streams: Sequence[dict[str, Any]]) -> np.ndarray:
+    """Means of ``width`` neighbours along the last axis, stream by stream."""
+    parts = []
+    for stream in streams if width > 1 else ():
+        part = values[..., stream["start"] : stream["start"] + stream["length"]]
+        spread = [(0, 0)] * (part.ndim - 1) + [(0, -part.shape[-1] % width)]
+        padded = np.pad(part, spread, constant_values=np.nan)
+        parts.append(_mean(padded.reshape(*part.shape[:-1], -1, width), -1))
+    return np.concatenate(parts, axis=-1) if parts else values
 
 
 def _mean(values: np.ndarray, axis: int) -> np.ndarray:

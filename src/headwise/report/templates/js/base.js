@@ -67,6 +67,7 @@ function pin(layer, head, beside) {
   else if (beside && state.pinned.length) {
     state.pinned[1] = { layer, head };
     state.active = 1;
+    state.comparing = false;
   } else state.pinned[state.active] = { layer, head };
   state.role = facts.layers[layer].role;
   emit("pinned");

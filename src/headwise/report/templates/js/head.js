@@ -51,10 +51,13 @@ function card({ layer, head }, index, width) {
 // The pooled map on a canvas, with positions and tokens on both axes.
 function mapFigure(layer, head, width) {
   const [rows, columns] = facts.blocks, about = facts.layers[layer];
-  const left = width > 300 ? 74 : 44, below = width > 300 ? 54 : 36;
+  const wide = width > 300, left = wide ? 74 : 44, below = wide ? 54 : 36;
   const at = (layer * facts.heads.length + head) * rows * columns;
   const data = arrays.pooled.data;
-  const used = usedBlocks(at, rows, columns);
+  const queries = streamOf(about.queryStream), keys = streamOf(about.keyStream);
+  // Streams of different length share one array; the unused rows and columns are left away.
+  const blocksOf = (stream, room) => Math.min(room, Math.ceil(stream.longest / facts.blockWidth));
+  const used = { rows: blocksOf(queries, rows), columns: blocksOf(keys, columns) };
   const side = width - left - 4;
   const canvas = el("canvas", { width: used.columns, height: used.rows, style: `width:${side}px;height:${Math.round((side * used.rows) / used.columns)}px;position:absolute;left:${left}px;top:0` });
   const context = canvas.getContext("2d"), image = context.createImageData(used.columns, used.rows);
@@ -68,13 +71,12 @@ function mapFigure(layer, head, width) {
   }
   context.putImageData(image, 0, 0);
   const height = Math.round((side * used.rows) / used.columns);
-  const queries = streamOf(about.queryStream), keys = streamOf(about.keyStream);
   const drawing = svg("svg", { width, height: height + below, style: "position:absolute;left:0;top:0;pointer-events:none" });
   drawing.append(svg("rect", { x: left - 0.5, y: -0.5, width: side + 1, height: height + 1, fill: "none", stroke: "var(--line)" }));
   for (const p of placesOnAxis(lengthOf(queries, used.rows), Math.max(3, Math.floor(height / 46)))) {
     const y = ((p + 0.5) / (used.rows * facts.blockWidth)) * height;
     drawing.append(svg("line", { class: "axis-line", x1: left - 4, x2: left, y1: y, y2: y }),
-      axisLabel(left - 7, Math.min(Math.max(y + 3.5, 8), height), "end", p, queries, left > 60 ? 8 : 4, false));
+      axisLabel(left - 7, Math.min(Math.max(y + 3.5, 8), height), "end", p, wide ? queries : null, 8, false));
   }
   const marks = placesOnAxis(lengthOf(keys, used.columns), Math.max(2, Math.floor(side / 66)));
   for (const p of marks) {
@@ -82,7 +84,7 @@ function mapFigure(layer, head, width) {
     if (p !== marks.at(-1) && (marks.at(-1) - p) * scaled < 74) continue;
     const x = left + ((p + 0.5) / (used.columns * facts.blockWidth)) * side;
     drawing.append(svg("line", { class: "axis-line", x1: x, x2: x, y1: height, y2: height + 4 }),
-      axisLabel(x, height + 15, p === 0 ? "start" : x > width - 30 ? "end" : "middle", p, keys, 9, true));
+      axisLabel(x, height + 15, p === 0 ? "start" : x > width - 30 ? "end" : "middle", p, wide ? keys : null, 9, true));
   }
   drawing.append(svg("text", { x: width - 4, y: height + below - 4, "text-anchor": "end" }, "key →"));
   drawing.append(svg("text", { x: 0, y: height + below - 4 }, "↓ query"));
@@ -102,19 +104,9 @@ function mapFigure(layer, head, width) {
       ? `Mean weight from a block of ${whole(facts.blockWidth)} queries to a block of ${whole(facts.blockWidth)} keys; the same colours for every head.`
       : "Weight from each query to each key; the same colours for every head."),
     box, say,
-    colourBar({ width: width - 30, scale: { low: MAP_LOW, high: 1, log: true, at: position(MAP_LOW, 1, true) }, unit: "", title: "share of the weight", paint: (t) => css(viridis(t)) })];
+    colourBar({ width: width - 30, scale: { low: MAP_LOW, high: 1, log: true, at: position(MAP_LOW, 1, true) }, unit: "", title: wide ? "share of the weight" : "share", paint: (t) => css(viridis(t)) })];
 }
 function lengthOf(stream, blocks) { return Math.min(stream.longest, blocks * facts.blockWidth); }
-// Streams of different length share one array; the unused rows and columns are left away.
-function usedBlocks(at, rows, columns) {
-  let lastRow = 0, lastColumn = 0;
-  for (let q = 0; q < rows; q++) {
-    for (let k = 0; k < columns; k++) {
-      if (arrays.pooled.data[at + q * columns + k] > 0) { lastRow = Math.max(lastRow, q); lastColumn = Math.max(lastColumn, k); }
-    }
-  }
-  return { rows: lastRow + 1, columns: lastColumn + 1 };
-}
 function placesOnAxis(length, count) {
   const last = length - 1;
   const step = linearTicks(0, Math.max(last, 1), count)[1] || 1;
@@ -169,7 +161,7 @@ function distanceFigure(layer, head, width) {
     drawing.node.append(svg("rect", { class: "bar", x: drawing.px(b) + 1, y: drawing.py(values[b]), width: Math.max(1, wide - 2), height: drawing.py(0) - drawing.py(values[b]) },
       svg("title", {}, `distance ${bandWords(b)}: ${three(values[b])} of the weight`)));
   }
-  return [el("h4", {}, "Weight by distance"), el("p", { class: "caption" }, "share of the weight"), drawing.node];
+  return [el("h4", {}, "Weight by distance"), el("p", { class: "caption" }, "share of the weight, sink included"), drawing.node];
 }
 function bandWords(band) {
   const from = facts.bands[band], to = band + 1 < facts.bands.length ? facts.bands[band + 1] - 1 : null;

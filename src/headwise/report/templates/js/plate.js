@@ -1,6 +1,6 @@
 // The plate: heads across, layers down, one statistic at a time.
 
-const plate = { geometry: null, svg: null, hover: null, sorted: [], scale: null };
+const plate = { geometry: null, svg: null, hover: null, sorted: [], ranked: {}, scale: null };
 
 function shownLayers() {
   return facts.layers.map((_, i) => i).filter((i) => facts.layers[i].role === state.role);
@@ -27,7 +27,8 @@ function rankOf(value, sorted) {
 }
 function everyLayer() { return facts.layers.map((_, i) => i); }
 function descending(index) {
-  return valuesOf(index, everyLayer()).filter(Number.isFinite).sort((a, b) => b - a);
+  plate.ranked[index] ||= valuesOf(index, everyLayer()).filter(Number.isFinite).sort((a, b) => b - a);
+  return plate.ranked[index];
 }
 
 function chooseStatistic(index) {
