@@ -22,7 +22,7 @@ from torch import Tensor
 
 from headwise.attention.bias import add_to_gradient, four_axes
 from headwise.attention.heads import group_size
-from headwise.attention.problem import Problem, all_finite, stacked
+from headwise.attention.problem import Problem, all_finite, product, stacked
 from headwise.attention.state import LOG2E
 from headwise.attention.tiles import Tile, hide, strips, tiles
 
@@ -96,6 +96,7 @@ def backward(
         grads.sinks.sub_((share * delta).sum((0, 2)))
     origin = top.masked_fill(top == -math.inf, 0.0)
     group = group_size(q.shape[1], k.shape[1])
+    scratch = [problem.scratch(delta, group, k.shape[2]) for _ in range(2)]
     for b in range(q.shape[0]):
         for rows in strips(q.shape[2], problem.strip_rows(group)):
             plan = tiles(
@@ -115,7 +116,7 @@ def backward(
                     delta[at].reshape(-1, 1),
                     origin[at].reshape(-1, 1),
                 )
-                _strip(strip, plan, inputs, grads, problem)
+                _strip(strip, plan, inputs, grads, problem, scratch)
     like = (q, k, v, sinks, bias)
     return tuple(
         None if g is None or x is None else g.view(x.shape).to(x.dtype)
@@ -124,18 +125,26 @@ def backward(
 
 
 def _strip(
-    strip: _Rows, plan: list[Tile], inputs: _Inputs, grads: _Gradients, problem: Problem
+    strip: _Rows,
+    plan: list[Tile],
+    inputs: _Inputs,
+    grads: _Gradients,
+    problem: Problem,
+    scratch: list[Tensor],
 ) -> None:
     """Add what one strip of query rows contributes to every gradient."""
     b, h = strip.batch, strip.kv_head
     dq = torch.zeros_like(strip.q)
     for tile in plan:
         key = slice(tile.start, tile.stop)
-        e, capped = problem.logits(strip.q, inputs.k[b, h, key], b, strip.heads, strip.rows, tile)
+        e, capped = problem.logits(
+            strip.q, inputs.k[b, h, key], b, strip.heads, strip.rows, tile, scratch[0]
+        )
         e.sub_(strip.origin).exp2_()
         if grads.v is not None:
             grads.v[b, h, key].addmm_(e.T, strip.d_output)
-        ds = (strip.d_output @ inputs.v_clean[b, h, key].T).sub_(strip.delta).mul_(e)
+        ds = product(strip.d_output, inputs.v_clean[b, h, key].T, scratch[1])
+        ds.sub_(strip.delta).mul_(e)
         blocks = ds.view(-1, len(strip.rows), tile.stop - tile.start)
         if grads.bias is not None:
             if inputs.tainted:

@@ -13,7 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.attention.kernels import STATE, absorb_tile, close_rows, open_rows, sum_columns
+from headwise.attention.strip_kernels import (
+    STATE,
+    absorb_tile,
+    close_rows,
+    open_rows,
+    sum_columns,
+)
 from headwise.attention.strips import LOG2E, Problem, Sums, places, poison
 
 __all__ = ["CompiledPass", "CompiledWorkspace"]

@@ -69,7 +69,8 @@ def _logits(
     count_rest, count_sink = rest["count"], seen.sum(-1)
     count = count_rest + count_sink
     some = count_rest > 0
-    peak = torch.where(some, rest["peak"], -math.inf)
+    peak = torch.where(some, rest["peak"] + rest["largest"], -math.inf)
+    top_rest = torch.where(some, share * rest["largest"].exp2(), 0.0)
     least = torch.where(some, rest["peak"] + rest["least"], math.inf)
     mean_rest = torch.where(some, rest["peak"] + rest["sum_x"] / count_rest, 0.0)
     spread_rest = torch.where(
@@ -78,11 +79,11 @@ def _logits(
     if sink_logits.shape[-1]:
         peak_sink, where = sink_logits.max(-1)
         least = torch.minimum(least, torch.where(seen, sink_logits, math.inf).amin(-1))
-        top_weight = torch.maximum(torch.where(some, share, 0.0), a_sink.amax(-1))
+        top_weight = torch.maximum(top_rest, a_sink.amax(-1))
         top_key = torch.where(peak_sink > peak, where, top_key)
         peak = torch.maximum(peak, peak_sink)
     else:
-        top_weight = torch.where(some, share, 0.0)
+        top_weight = top_rest
     visible_sink = torch.where(seen, sink_logits, 0.0)
     mean_sink = visible_sink.sum(-1) / count_sink.clamp(min=1)
     spread_sink = torch.where(seen, (visible_sink - mean_sink[..., None]).square(), 0.0).sum(-1)

@@ -18,7 +18,7 @@ from headwise.attention.state import LOG2E
 from headwise.attention.tiles import Tile, hide
 from headwise.errors import OptionError, ShapeError
 
-__all__ = ["Problem", "all_finite", "check_shapes", "stacked"]
+__all__ = ["Problem", "all_finite", "check_shapes", "product", "stacked"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Problem:
     bias: BiasFunction | None
     offset: int
     rows: int = 256
-    width: int = 512
+    width: int = 1024
 
     @staticmethod
     def arithmetic(dtype: torch.dtype) -> torch.dtype:
@@ -44,7 +44,7 @@ class Problem:
 
     def strip_rows(self, group: int) -> int:
         """Query rows of a strip when ``group`` query heads are stacked."""
-        return max(1, self.rows // group)
+        return max(1, self.rows // group)  # more heads than rows: one row of each
 
     def positions(self, rows: range) -> range:
         """Where on the key axis these query rows stand."""
@@ -55,15 +55,26 @@ class Problem:
         """What queries are multiplied by before the product with the keys."""
         return self.scale / self.softcap if self.softcap else self.scale * LOG2E
 
+    def scratch(self, like: Tensor, group: int, keys: int) -> Tensor:
+        """Memory for one tile: written again and again, it stays in the processor's cache."""
+        return like.new_empty(max(self.rows, group) * min(self.width, keys))
+
     def logits(
-        self, q: Tensor, k: Tensor, batch: int, heads: slice, rows: range, tile: Tile
+        self,
+        q: Tensor,
+        k: Tensor,
+        batch: int,
+        heads: slice,
+        rows: range,
+        tile: Tile,
+        scratch: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
         """The logits of one tile times log2 e, hidden pairs -inf; and tanh(s/c) if capped.
 
         ``q`` holds the stacked rows ``(head query) d_head`` times ``query_factor``. Both results
-        have shape ``(head query) key``.
+        have shape ``(head query) key``; one of them lies in ``scratch``.
         """
-        s = q @ k.T
+        s = product(q, k.T, scratch)
         capped = None
         if self.softcap:
             capped = s.tanh_()
@@ -75,6 +86,12 @@ class Problem:
             blocks.add_(extra.to(s.dtype), alpha=LOG2E)
         hide(blocks, tile, -math.inf)
         return s, capped
+
+
+def product(a: Tensor, b: Tensor, scratch: Tensor) -> Tensor:
+    """a b, written to ``scratch``."""
+    shape = (a.shape[0], b.shape[1])
+    return torch.mm(a, b, out=scratch[: shape[0] * shape[1]].view(shape))
 
 
 def stacked(x: Tensor) -> Tensor:

@@ -139,7 +139,8 @@ class _Attend(torch.autograd.Function):
         bias: Tensor | None,
         problem: Problem,
     ) -> tuple[Tensor, Tensor]:
-        output, lse, top, total = forward(q, k, v, sinks, problem)
+        with torch.autocast(q.device.type, enabled=False):
+            output, lse, top, total = forward(q, k, v, sinks, problem)
         ctx.save_for_backward(q, k, v, sinks, bias, output, top, total)
         ctx.problem = problem
         ctx.set_materialize_grads(False)
@@ -152,9 +153,10 @@ class _Attend(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         if d_output is None and d_lse is None:
             return (None,) * 6
-        gradients = backward(
-            ctx.saved_tensors, ctx.problem, d_output, d_lse, ctx.needs_input_grad[:5]
-        )
+        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
+            gradients = backward(
+                ctx.saved_tensors, ctx.problem, d_output, d_lse, ctx.needs_input_grad[:5]
+            )
         return (*gradients, None)
 
 
@@ -171,6 +173,7 @@ def forward(
     output = q.new_zeros((batch, heads, queries, d_value), dtype=dtype)
     lse = q.new_zeros((batch, heads, queries), dtype=dtype)
     top, total = torch.zeros_like(lse), torch.zeros_like(lse)
+    scratch = problem.scratch(lse, group, keys)
     for b in range(batch):
         for rows in strips(queries, problem.strip_rows(group)):
             plan = tiles(problem.mask, b, problem.positions(rows), keys, problem.width, q.device)
@@ -184,7 +187,7 @@ def forward(
                     state = State.sink(logit, d_value)
                 for tile in plan:
                     key = slice(tile.start, tile.stop)
-                    s, _ = problem.logits(queries_2, k[b, h, key], b, part, rows, tile)
+                    s, _ = problem.logits(queries_2, k[b, h, key], b, part, rows, tile, scratch)
                     ok = None if finite is None else finite[b, h, key]
                     state = state.absorb(s, v[b, h, key], ok)
                 rows_output, rows_lse = state.finish()

@@ -46,6 +46,7 @@ RAW: Final = (
     "sum_x",
     "sum_xx",
     "count",
+    "largest",
     "self",
     "previous",
 )
@@ -505,7 +506,7 @@ class StripPass:
         p, g = self.p, self.g
         width = a.shape[1]
         columns = p.rows[i0:i1] + (p.offset - start)
-        for slot, back in ((9, 0), (10, 1)):
+        for slot, back in ((10, 0), (11, 1)):
             first = p.row_list[i0] + p.offset - start - back
             last = p.row_list[i1 - 1] + p.offset - start - back
             if last < 0 or first >= width:
