@@ -32,7 +32,21 @@ _SHOWN: Final = 7  # findings before "show all"
 _PLACES_SHOWN: Final = 24
 _MARKS: Final = {"bad": "act", "watch": "watch", "note": "note"}
 # In the order in which they are joined into one script.
-_SCRIPTS: Final = ("base", "decode", "colour", "axes", "plate", "head", "text", "depth", "start")
+_SCRIPTS: Final = (
+    "base",
+    "decode",
+    "colour",
+    "axes",
+    "plate",
+    "plate_drawing",
+    "received",
+    "pooled_map",
+    "head",
+    "text",
+    "depth",
+    "evidence",
+    "start",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,13 +3,25 @@
 const facts = JSON.parse(document.getElementById("facts").textContent);
 const arrays = {};
 const state = {
-  statistic: null, role: null, pinned: [], active: 0, highlight: new Set(), scope: "model", page: 0,
+  statistic: null,
+  role: null,
+  pinned: [],
+  active: 0,
+  highlight: new Set(),
+  scope: "model",
+  page: 0,
 };
 const listeners = {};
 
-function on(name, listener) { (listeners[name] ||= []).push(listener); }
-function emit(name, detail) { for (const listener of listeners[name] || []) listener(detail); }
-function byId(id) { return document.getElementById(id); }
+function on(name, listener) {
+  (listeners[name] ||= []).push(listener);
+}
+function emit(name, detail) {
+  for (const listener of listeners[name] || []) listener(detail);
+}
+function byId(id) {
+  return document.getElementById(id);
+}
 
 function build(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
@@ -38,15 +50,23 @@ function three(value) {
   if (size >= 100 || Number.isInteger(value)) return Math.round(rounded).toLocaleString("en");
   return rounded.toFixed(Math.max(0, 2 - Math.floor(Math.log10(size))));
 }
-function whole(value) { return value.toLocaleString("en"); }
+function whole(value) {
+  return value.toLocaleString("en");
+}
 function withUnit(value, unit) {
   const text = three(value);
   return unit && Number.isFinite(value) ? `${text} ${unit}` : text;
 }
 
-function headName(layer, head) { return `${facts.layers[layer].name} · H${facts.heads[head]}`; }
-function layerIndex(id) { return facts.layers.findIndex((layer) => layer.id === id); }
-function roles() { return [...new Set(facts.layers.map((layer) => layer.role))]; }
+function headName(layer, head) {
+  return `${facts.layers[layer].name} · H${facts.heads[head]}`;
+}
+function layerIndex(id) {
+  return facts.layers.findIndex((layer) => layer.id === id);
+}
+function roles() {
+  return [...new Set(facts.layers.map((layer) => layer.role))];
+}
 const ROLE_NAMES = { decoder: "decoder", encoder: "encoder", cross: "cross-attention" };
 
 function statisticValue(index, layer, head) {
@@ -54,12 +74,16 @@ function statisticValue(index, layer, head) {
 }
 
 // A token where there is one label for a position: a stream that holds a single document.
-function streamOf(name) { return facts.streams.find((stream) => stream.name === name); }
+function streamOf(name) {
+  return facts.streams.find((stream) => stream.name === name);
+}
 function tokenAt(stream, position) {
   if (!stream || stream.documents.length > 1 || position >= stream.length) return null;
   return arrays.tokens.data[stream.start + position];
 }
-function shorten(text, room) { return text.length > room ? `${text.slice(0, room - 1)}…` : text; }
+function shorten(text, room) {
+  return text.length > room ? `${text.slice(0, room - 1)}…` : text;
+}
 
 function pin(layer, head, beside) {
   const already = state.pinned.findIndex((p) => p.layer === layer && p.head === head);
@@ -84,6 +108,9 @@ function onWidth(node, draw) {
   let width = 0;
   new ResizeObserver((entries) => {
     const now = Math.floor(entries[0].contentRect.width);
-    if (now > 0 && now !== width) { width = now; draw(now); }
+    if (now > 0 && now !== width) {
+      width = now;
+      draw(now);
+    }
   }).observe(node);
 }

@@ -1,18 +1,37 @@
 // Colour: viridis for maps; one hue from the background to the accent for text.
 
 const VIRIDIS = [
-  [68, 1, 84], [72, 20, 103], [72, 38, 119], [69, 55, 129], [63, 71, 136], [57, 85, 140],
-  [50, 100, 142], [45, 113, 142], [40, 125, 142], [35, 138, 141], [31, 150, 139], [32, 163, 134],
-  [41, 175, 127], [61, 188, 116], [86, 198, 103], [117, 208, 84], [149, 216, 64], [186, 222, 40],
-  [220, 227, 25], [253, 231, 37],
+  [68, 1, 84],
+  [72, 20, 103],
+  [72, 38, 119],
+  [69, 55, 129],
+  [63, 71, 136],
+  [57, 85, 140],
+  [50, 100, 142],
+  [45, 113, 142],
+  [40, 125, 142],
+  [35, 138, 141],
+  [31, 150, 139],
+  [32, 163, 134],
+  [41, 175, 127],
+  [61, 188, 116],
+  [86, 198, 103],
+  [117, 208, 84],
+  [149, 216, 64],
+  [186, 222, 40],
+  [220, 227, 25],
+  [253, 231, 37],
 ];
 
 function viridis(t) {
   const x = Math.min(1, Math.max(0, t)) * (VIRIDIS.length - 1);
-  const i = Math.min(Math.floor(x), VIRIDIS.length - 2), f = x - i;
+  const i = Math.min(Math.floor(x), VIRIDIS.length - 2),
+    f = x - i;
   return VIRIDIS[i].map((low, k) => Math.round(low + (VIRIDIS[i + 1][k] - low) * f));
 }
-function css(rgb) { return `rgb(${rgb[0]} ${rgb[1]} ${rgb[2]})`; }
+function css(rgb) {
+  return `rgb(${rgb[0]} ${rgb[1]} ${rgb[2]})`;
+}
 function inkOn(rgb) {
   return 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2] > 120 ? "#10130f" : "#ffffff";
 }
@@ -24,11 +43,19 @@ function shade(t) {
 // The colour scale of a statistic over all layers of the model.
 function scaleOf(statistic, values) {
   const finite = values.filter(Number.isFinite);
-  let low = Math.min(...finite), high = Math.max(...finite);
+  let low = Math.min(...finite),
+    high = Math.max(...finite);
   let log = statistic.scale === "log" && low > 0 && high / low > 8;
   if (statistic.share && low >= 0) low = 0;
-  if (!finite.length) { low = 0; high = 1; log = false; }
-  if (high === low) { low = log ? low / 2 : low - 0.5; high = log ? high * 2 : high + 0.5; }
+  if (!finite.length) {
+    low = 0;
+    high = 1;
+    log = false;
+  }
+  if (high === low) {
+    low = log ? low / 2 : low - 0.5;
+    high = log ? high * 2 : high + 0.5;
+  }
   return { low, high, log, at: position(low, high, log) };
 }
 function position(low, high, log) {

@@ -3,7 +3,8 @@
 function halfTable() {
   const table = new Float32Array(65536);
   for (let bits = 0; bits < 65536; bits++) {
-    const exponent = (bits >> 10) & 31, fraction = bits & 1023;
+    const exponent = (bits >> 10) & 31,
+      fraction = bits & 1023;
     let value;
     if (exponent === 0) value = fraction * 2 ** -24;
     else if (exponent === 31) value = fraction ? NaN : Infinity;
@@ -43,7 +44,9 @@ async function unpack(name) {
     const table = coarseTable(meta);
     return { data: Float32Array.from(bytes, (code) => table[code]), shape: meta.shape };
   }
-  const count = bytes.length / 2, data = new Float32Array(count), scale = 2 ** -meta.exponent;
+  const count = bytes.length / 2,
+    data = new Float32Array(count),
+    scale = 2 ** -meta.exponent;
   for (let i = 0; i < count; i++) data[i] = HALVES[bytes[i] | (bytes[count + i] << 8)] * scale;
   return { data, shape: meta.shape };
 }
@@ -52,5 +55,7 @@ async function unpackAll() {
   const nodes = [...document.querySelectorAll('script[id^="array-"]')];
   const names = nodes.map((node) => node.id.slice("array-".length));
   const found = await Promise.all(names.map(unpack));
-  names.forEach((name, i) => { arrays[name] = found[i]; });
+  names.forEach((name, i) => {
+    arrays[name] = found[i];
+  });
 }

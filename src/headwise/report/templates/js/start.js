@@ -4,7 +4,9 @@ function buildFindings() {
   for (const details of document.querySelectorAll(".findings details")) {
     const finding = facts.findings[details.dataset.kind];
     const box = details.querySelector(".evidence");
-    details.addEventListener("toggle", () => { if (details.open && box.isConnected && !box.childNodes.length) drawEvidence(box, finding); });
+    details.addEventListener("toggle", () => {
+      if (details.open && box.isConnected && !box.childNodes.length) drawEvidence(box, finding);
+    });
     const show = details.querySelector(".show-on-plate");
     if (show) show.addEventListener("click", () => showOnPlate(finding));
   }
@@ -13,20 +15,29 @@ function buildFindings() {
     if (!button) return;
     event.preventDefault();
     const kind = button.closest("details")?.dataset.kind;
-    if (button.dataset.head === "") { if (kind) showOnPlate(facts.findings[kind]); return; }
-    const layer = layerIndex(Number(button.dataset.layer)), head = facts.heads.indexOf(Number(button.dataset.head));
+    if (button.dataset.head === "") {
+      if (kind) showOnPlate(facts.findings[kind]);
+      return;
+    }
+    const layer = layerIndex(Number(button.dataset.layer)),
+      head = facts.heads.indexOf(Number(button.dataset.head));
     if (layer < 0 || head < 0) return;
     if (kind) setHighlight(facts.findings[kind]);
     pin(layer, head, event.shiftKey || state.comparing);
   });
   const all = byId("all-findings");
-  if (all) all.addEventListener("click", () => {
-    for (const item of document.querySelectorAll(".findings [data-more]")) item.hidden = false;
-    all.parentElement.remove();
-  });
+  if (all)
+    all.addEventListener("click", () => {
+      for (const item of document.querySelectorAll(".findings [data-more]")) item.hidden = false;
+      all.parentElement.remove();
+    });
 }
 function setHighlight(finding) {
-  state.highlight = new Set(finding.places.map(([layer, head]) => `${layerIndex(layer)},${head === null ? "" : facts.heads.indexOf(head)}`));
+  state.highlight = new Set(
+    finding.places.map(
+      ([layer, head]) => `${layerIndex(layer)},${head === null ? "" : facts.heads.indexOf(head)}`,
+    ),
+  );
   const wanted = facts.statistics.findIndex((s) => s.name === finding.quantity);
   const other = facts.statistics.findIndex((s) => s.name === finding.evidence);
   const index = wanted >= 0 ? wanted : other;
@@ -44,7 +55,10 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") {
     if (typing) typing.blur();
     else if (state.pinned.length) unpin();
-    else if (state.highlight.size) { state.highlight.clear(); markPlate(); }
+    else if (state.highlight.size) {
+      state.highlight.clear();
+      markPlate();
+    }
     return;
   }
   if (typing) return;
@@ -58,14 +72,19 @@ document.addEventListener("keydown", (event) => {
       event.preventDefault();
       pin(plate.geometry.layers[0], 0);
     } else if (!event.target.closest(".scroll") && movePin(event.key)) event.preventDefault();
-  } else if (event.key === "Enter" && document.activeElement === byId("plate-drawing") && !state.pinned.length) {
+  } else if (
+    event.key === "Enter" &&
+    document.activeElement === byId("plate-drawing") &&
+    !state.pinned.length
+  ) {
     pin(plate.geometry.layers[0], 0);
   }
 });
 
 // The panel takes room from the column: what was pointed at must stay where it was.
 on("pinned", () => {
-  const box = byId("plate-drawing"), before = box.getBoundingClientRect().top;
+  const box = byId("plate-drawing"),
+    before = box.getBoundingClientRect().top;
   drawPanel();
   drawPlate();
   drawTextChoice();
@@ -83,7 +102,13 @@ function bringAboveSheet() {
 
 async function start() {
   if (typeof DecompressionStream === "undefined") {
-    byId("plate-drawing").append(el("p", { class: "notice" }, "This browser is too old to unpack the measurements. Firefox 113, Chrome 80, Safari 16.4 or newer can."));
+    byId("plate-drawing").append(
+      el(
+        "p",
+        { class: "notice" },
+        "This browser is too old to unpack the measurements. Firefox 113, Chrome 80, Safari 16.4 or newer can.",
+      ),
+    );
     return;
   }
   await unpackAll();
@@ -93,13 +118,19 @@ async function start() {
     buildChoices();
     onWidth(byId("plate-drawing"), drawPlate);
     chooseStatistic(0);
-    byId("plate-table").addEventListener("toggle", (event) => { if (event.target.open) tablePlate(); });
+    byId("plate-table").addEventListener("toggle", (event) => {
+      if (event.target.open) tablePlate();
+    });
   } else {
-    byId("plate-drawing").append(el("p", { class: "notice" }, "No head could be measured; the findings above say why."));
+    byId("plate-drawing").append(
+      el("p", { class: "notice" }, "No head could be measured; the findings above say why."),
+    );
   }
   buildText();
   if (facts.depth) onWidth(byId("depth-figures"), drawDepth);
-  addEventListener("resize", () => { if (state.pinned.length) drawPanel(); });
+  addEventListener("resize", () => {
+    if (state.pinned.length) drawPanel();
+  });
   document.documentElement.dataset.ready = "true";
 }
 start();
