@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headwise.errors import ModelError, OptionError
-from headwise.observation.architecture import position_limit
+from headwise.observation.architecture import model_class, position_limit
 from headwise.observation.loading import load_model, wrap_model
 from headwise.observation.quiet import quiet
 from tests.observation import tiny_models
@@ -282,6 +282,13 @@ def test_an_architecture_that_does_not_route_is_refused_before_its_weights(tmp_p
 def test_a_model_that_reads_no_text(tmp_path: Path) -> None:
     tiny_models.build("vit", None).save_pretrained(tmp_path / "m")
     assert refused(tmp_path / "m").startswith("ViTModel reads pixel_values, not text; allowed:")
+
+
+def test_a_model_that_reads_pictures_with_its_text() -> None:
+    from transformers import CLIPConfig
+
+    with pytest.raises(ModelError, match=r"^clip reads pictures together with text; allowed"):
+        model_class(CLIPConfig())
 
 
 def test_code_in_the_folder_is_not_run_unasked(llama: Path, tmp_path: Path) -> None:

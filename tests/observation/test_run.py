@@ -11,13 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headwise.errors import ModelError, OptionError, ResourceError, TextError
+from headwise.observation.architecture import model_class
 from headwise.observation.attach import observe
-from headwise.observation.loading import LoadedModel, wrap_model
+from headwise.observation.loading import LoadedModel, load_model, wrap_model
 from headwise.observation.run import scan
 from headwise.observation.scan import Scan
 from headwise.results.records import LayerRecord
 from tests.observation import tiny_models
 from tests.observation.tiny_models import CONTEXT
+from tests.parity import families
 
 TEXT = "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer " * 3
 HEADS = {"bert": "masked", "t5": "seq2seq"}
@@ -171,6 +173,54 @@ def test_gradients_without_a_loss_are_refused_before_anything_runs() -> None:
     model.model.forward = None  # a run would fail otherwise
     with pytest.raises(OptionError, match=r"^--gradients needs a loss"):
         scan(model, [5, 6, 7], gradients=True)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gptj",
+        "codegen",
+        "gpt_neox",
+        "gpt_bigcode",
+        "qwen3",
+        "phi3",
+        "cohere",
+        "granite",
+        "mixtral",
+        "gemma3_text",
+        "gpt_oss",
+        "deepseek_v3",
+        "jamba",
+        "recurrent_gemma",
+        "bart",
+        "marian",
+        "mt5",
+        "albert",
+        "distilbert",
+        "modernbert",
+    ],
+)
+def test_a_folder_of_each_family_is_read_measured_and_differentiated(
+    family: str, tmp_path: Path
+) -> None:
+    config = families.build(family).config
+    config.architectures = None  # the class is chosen as for a checkpoint that names none
+    model_class(config)(config).save_pretrained(tmp_path / "m")
+    model = load_model(tmp_path / "m", device="cpu")
+    ids = torch.arange(5, 5 + 29)
+    given = (ids, ids[:11]) if model.kind == "encoder-decoder" else ids
+    headed = model.kind != "encoder"
+    found = scan(model, given, gradients=headed)
+    assert {layer.rows for layer in found.record.layers} <= {29, 11}
+    if not headed:
+        return
+    with torch.no_grad():
+        if model.kind == "encoder-decoder":
+            logits = model.model(input_ids=ids[None], decoder_input_ids=ids[None, :11]).logits[0]
+        else:
+            logits = model.model(input_ids=ids[None]).logits[0]
+    loss = torch.nn.functional.cross_entropy(logits[:-1].float(), ids[1 : len(logits)])
+    assert found.record.about["loss"] == pytest.approx(float(loss), rel=1e-5)
 
 
 # Progress and interruption

@@ -15,6 +15,7 @@ Kind = Literal["decoder", "encoder", "encoder-decoder"]
 
 # Heads that turn states into logits over the vocabulary; a class without one is loaded as its body.
 _HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "MTModel")
+_OWN_LOOP: Final = "measure your own loop with headwise.observe(model)"
 
 
 def model_class(config: Any) -> type[Any]:
@@ -42,6 +43,12 @@ def model_class(config: Any) -> type[Any]:
             tables.append(auto.MODEL_MAPPING)
     for table in tables:
         if type(config) in table:
+            if table is auto.MODEL_MAPPING and hasattr(config, "vision_config"):
+                raise ModelError(
+                    f"{config.model_type} reads pictures together with text",
+                    allowed="models that read input_ids alone",
+                    to_do=_OWN_LOOP,
+                )
             found = table[type(config)]
             return _text_only(found[0] if isinstance(found, tuple | list) else found)
     raise ModelError(
@@ -56,7 +63,7 @@ def _text_only(found: type[Any]) -> type[Any]:
         raise ModelError(
             f"{found.__name__} reads {reads}, not text",
             allowed="models that read input_ids",
-            to_do="measure your own loop with headwise.observe(model)",
+            to_do=_OWN_LOOP,
         )
     return found
 

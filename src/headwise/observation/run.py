@@ -170,7 +170,7 @@ def _inputs(loaded: LoadedModel, documents: Sequence[Document]) -> dict[str, Ten
 
 
 def _padded(loaded: LoadedModel, prefix: str, rows: Sequence[Tensor]) -> dict[str, Tensor]:
-    fill = loaded.model.config.get_text_config().pad_token_id
+    fill = getattr(loaded.model.config.get_text_config(), "pad_token_id", None)
     ids = pad_sequence(list(rows), batch_first=True, padding_value=fill or 0)
     inputs = {f"{prefix}input_ids": ids}
     lengths = torch.tensor([len(row) for row in rows])
