@@ -49,17 +49,16 @@ _HIGH: Final = torch.tensor([_SCALES[name][2] for name in PROFILED])
 
 def bins(x: Tensor) -> Tensor:
     """The bin of each value, ``statistic head row``, with statistics in the order of PROFILED."""
-    t = torch.empty_like(x)
+    t = x.clone(memory_format=torch.contiguous_format)
     for kind, which in _KINDS.items():
-        part = x[which]
-        if kind == "log":
-            part = torch.log1p(part.clamp(min=0))
-        elif kind == "asinh":
-            part = torch.asinh(part)
-        t[which] = part
+        for i in which:
+            if kind == "log":
+                t[i].clamp_(min=0).log1p_()
+            elif kind == "asinh":
+                t[i].asinh_()
     low = _LOW.to(x)[:, None, None]
-    width = (_HIGH.to(x)[:, None, None] - low) / BINS
-    return t.sub_(low).div_(width).clamp_(0, BINS - 1).long()
+    per_unit = BINS / (_HIGH.to(x)[:, None, None] - low)
+    return t.sub_(low).mul_(per_unit).clamp_(0, BINS - 1).long()
 
 
 def quantiles(counts: Tensor, least: Tensor, most: Tensor) -> Tensor:

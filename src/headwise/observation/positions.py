@@ -55,29 +55,40 @@ class Profile:
             self.bins, self.width = -(-self.bins // factor), width
         self.bins = max(self.bins, -(-length // self.width))
 
-    def add(self, x: Tensor, valid: Tensor, position: Tensor, heads: Any) -> None:
-        """Add ``statistic batch head row`` values; ``x`` is 0 where it is not ``valid``."""
+    def add(self, x: Tensor, missing: Tensor | None, position: Tensor, heads: Any) -> None:
+        """Add ``statistic batch head row`` values at rising positions; 0 where ``missing``."""
         if not position.numel():
             return
         self.fit(int(position[-1]) + 1)
         first, last = int(position[0]) // self.width, int(position[-1]) // self.width
-        whole = slice(first, last + 1)
-        self.sums[:, heads, whole] += self._binned(x, position).sum(1)
-        self.counts[:, heads, whole] += self._binned(valid, position).sum(1).long()
-        rows = torch.bincount(position // self.width - first, minlength=last - first + 1)
-        self.rows[whole] += rows * x.shape[1]
+        whole, count = slice(first, last + 1), last - first + 1
+        bin_of = position // self.width - first
+        rows = torch.bincount(bin_of, minlength=count) * x.shape[1]
+        counts = rows.expand(*x.shape[:1], x.shape[2], count)
+        if missing is not None:
+            i, _, h, r = missing.nonzero(as_tuple=True)
+            cells = (i * x.shape[2] + h) * count + bin_of[r]
+            counts = counts - torch.bincount(cells, minlength=counts.numel()).view(counts.shape)
+        self.sums[:, heads, whole] += self._binned(x, position, bin_of).sum(1)
+        self.counts[:, heads, whole] += counts
+        self.rows[whole] += rows
 
-    def _binned(self, x: Tensor, position: Tensor) -> Tensor:
-        """Sums over the bins that the (rising) positions touch: ``... row -> ... bin``."""
+    def totals(self) -> tuple[Tensor, Tensor]:
+        """Sums and counts over all positions, ``statistic head``."""
+        return self.sums.sum(-1), self.counts.sum(-1)
+
+    def _binned(self, x: Tensor, position: Tensor, bin_of: Tensor) -> Tensor:
+        """Sums over the bins that the positions touch: ``... row -> ... bin``, in float64."""
         first, last = int(position[0]), int(position[-1])
         if last - first + 1 == position.numel():
-            before = first % self.width
-            after = -(last + 1) % self.width
-            padded = torch.nn.functional.pad(x, (before, after))
-            return padded.unflatten(-1, (-1, self.width)).sum(-1, dtype=torch.float64)
-        index = position // self.width - first // self.width
-        out = torch.zeros(*x.shape[:-1], int(index[-1]) + 1, dtype=torch.float64)
-        return out.index_add_(-1, index, x.double())
+            before, after = first % self.width, -(last + 1) % self.width
+            padded = torch.zeros(
+                *x.shape[:-1], before + position.numel() + after, dtype=torch.float64
+            )
+            padded[..., before : before + position.numel()] = x
+            return padded.unflatten(-1, (-1, self.width)).sum(-1)
+        out = torch.zeros(*x.shape[:-1], int(bin_of[-1]) + 1, dtype=torch.float64)
+        return out.index_add_(-1, bin_of, x.double())
 
     def merge(self, other: Profile) -> None:
         """Add the sums of another profile."""

@@ -33,6 +33,7 @@ _KEPT: Final = (
     *(name for name in _MEANS if not name.startswith("dead_rows")),
     "min_logit", "max_abs_logit", "sum_squares", "top_key", "var_logit",
 )  # fmt: skip
+_FEW: Final = 64
 _AT_ONCE: Final = 1 << 20  # values reduced together: bounds the temporary memory
 
 
@@ -70,14 +71,12 @@ class LayerAccumulator:
         self.heads, self.kv_heads, self.mask = heads, kv_heads, mask
         self.scale, self.window, self.keep_rows = scale, window, keep_rows
         self.rows = self.rows_empty = self.rows_total = 0
-        self.sums = torch.zeros(len(_MEANS), heads, dtype=torch.float64)
-        self.counts = torch.zeros(len(_MEANS), heads, dtype=torch.int64)
         self.extremes = torch.full((3, heads), -math.inf, dtype=torch.float64)
         self.top = torch.full((2, heads), -1, dtype=torch.int64)  # query and key of max_logit
         self.histogram = torch.zeros(len(PROFILED), heads, BINS, dtype=torch.int64)
         self.least = torch.full((len(PROFILED), heads), math.inf, dtype=torch.float64)
         self.most = torch.full((len(PROFILED), heads), -math.inf, dtype=torch.float64)
-        self.profile = Profile(len(PROFILED), heads)
+        self.profile = Profile(len(_MEANS), heads)  # sums and counts of every mean, by position
         self.bands = Growing((heads,), torch.float64)
         self.received = Growing((heads,), torch.float64)
         self.received_visible = Growing((), torch.int64)
@@ -105,7 +104,9 @@ class LayerAccumulator:
         self._extremes(statistics, place, chosen)
         if statistics.bands is not None:
             self._grow(self.bands, statistics.bands.shape[-1])
-            summed = statistics.bands.nan_to_num(0.0).sum((0, 2), dtype=torch.float64)
+            summed = statistics.bands.sum((0, 2), dtype=torch.float64)
+            if bool(summed.isnan().any()):  # rows without a visible key
+                summed = statistics.bands.nan_to_num(0.0).sum((0, 2), dtype=torch.float64)
             self.bands.view()[chosen, : summed.shape[-1]] += summed.cpu()
         self._receive(statistics.received, place, chosen)
         self._pool(statistics, place, seen.sum(0), chosen)
@@ -127,7 +128,7 @@ class LayerAccumulator:
                 f"({other.role}, {other.heads} heads)",
                 allowed="scans of one model",
             )
-        for name in ("rows", "rows_empty", "rows_total", "sums", "counts", "histogram"):
+        for name in ("rows", "rows_empty", "rows_total", "histogram"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         better = other.extremes[0] > self.extremes[0]
         shifts = torch.tensor([[query_shift], [key_shift]])
@@ -157,7 +158,8 @@ class LayerAccumulator:
         self, query_stream: str, key_stream: str, query_order: Tensor, key_order: Tensor
     ) -> LayerRecord:
         """The record, with tokens in the order of ``*_order`` (arrival index of each place)."""
-        values = dict(zip(_MEANS, self.sums / self.counts, strict=True))
+        sums, counts = self.profile.totals()
+        values = dict(zip(_MEANS, sums / counts, strict=True))
         sign = torch.tensor([[1.0], [-1.0], [1.0]], dtype=torch.float64)
         seen = self.extremes.isfinite()
         nan = torch.full_like(self.extremes, math.nan)
@@ -180,8 +182,8 @@ class LayerAccumulator:
         kept = {n: g.view()[:, query_order].clone() for n, g in self.kept.items()}
         if "top_key" in kept:
             kept["top_key"] = _rank(kept["top_key"], key_order)
-        bands = self.bands.view() / self.counts[PROFILED.index("top_weight")][:, None]
-        profiles = dict(zip(PROFILED, profile, strict=True))
+        bands = self.bands.view() / counts[_MEANS.index("top_weight")][:, None]
+        profiles = dict(zip(PROFILED, profile[: len(PROFILED)], strict=True))
         if self.non_finite is not None:
             values = {name: torch.full_like(x, math.nan) for name, x in values.items()}
             profiles = {name: torch.full_like(x, math.nan) for name, x in profiles.items()}
@@ -204,38 +206,46 @@ class LayerAccumulator:
         """Sums, counts, histograms and profiles of ``statistic batch head row``."""
         rows = stack.shape[-1]
         step = max(1, _AT_ONCE // max(1, stack.numel() // rows))
-        profiled = len(PROFILED)
-        for start in range(0, rows, step):
-            part = stack[..., start : start + step]
-            valid = ~part.isnan()
-            self.counts[:, chosen] += valid.sum((1, 3))
-            clean = torch.where(valid, part, part.new_zeros(()))
-            self.sums[:, chosen] += clean.sum((1, 3), dtype=torch.float64)
-            position = place.query_position[start : start + step]
-            self.profile.add(clean[:profiled], valid[:profiled], position, chosen)
-            inner = part[:profiled].transpose(1, 2).flatten(2)
-            self._count(inner, valid[:profiled].transpose(1, 2).flatten(2), chosen)
+        # Most often only the first rows of a document lack a statistic (they see too few keys).
+        lacking = stack.sum((0, 2)).isnan().any(0).nonzero()
+        few = 0 if not lacking.numel() else int(lacking[-1]) + 1
+        start = 0
+        while start < rows:
+            stop = few if start < few <= _FEW else min(rows, start + step)
+            part, position = stack[..., start:stop], place.query_position[start:stop]
+            missing = part.isnan() if start < few else None
+            clean = part if missing is None else part.masked_fill(missing, 0.0)
+            self.profile.add(clean, missing, position, chosen)
+            profiled = slice(0, len(PROFILED))
+            self._count(clean[profiled], None if missing is None else missing[profiled], chosen)
+            start = stop
 
-    def _count(self, x: Tensor, valid: Tensor, chosen: Any) -> None:
-        """Histograms, minima and maxima of ``statistic head row``."""
-        nothing = x.new_tensor(math.inf)
-        least = torch.where(valid, x, nothing).amin(-1).double()
-        most = torch.where(valid, x, -nothing).amax(-1).double()
+    def _count(self, x: Tensor, missing: Tensor | None, chosen: Any) -> None:
+        """Histograms, minima and maxima of ``statistic batch head row``."""
+        least, most = x.amin((1, 3)).double(), x.amax((1, 3)).double()
+        x = x.transpose(1, 2).flatten(2)
+        statistics, heads = x.shape[:2]
+        index = bins(x)
+        index += torch.arange(statistics * heads).view(statistics, heads, 1) * BINS
+        last = statistics * heads * BINS
+        if missing is not None:
+            missing = missing.transpose(1, 2).flatten(2)
+            index.masked_fill_(missing, last)  # one bin beyond the last
+            which = missing.flatten(1).any(1)
+            nothing = x.new_tensor(math.inf)
+            least[which] = torch.where(missing[which], nothing, x[which]).amin(-1).double()
+            most[which] = torch.where(missing[which], -nothing, x[which]).amax(-1).double()
         self.least[:, chosen] = torch.minimum(self.least[:, chosen], least)
         self.most[:, chosen] = torch.maximum(self.most[:, chosen], most)
-        statistics, heads = x.shape[:2]
-        index = bins(torch.where(valid, x, x.new_zeros(())))
-        index += torch.arange(statistics * heads).view(statistics, heads, 1) * BINS
-        # What is not valid goes into one bin beyond the last.
-        index.masked_fill_(~valid, statistics * heads * BINS)
-        counts = torch.bincount(index.flatten(), minlength=statistics * heads * BINS + 1)[:-1]
+        counts = torch.bincount(index.flatten(), minlength=last + 1)[:-1]
         self.histogram[:, chosen] += counts.view(statistics, heads, BINS)
 
     def _extremes(self, s: Statistics, place: Place, chosen: Any) -> None:
         """Largest and smallest logits, and between which tokens the largest is."""
-        rows = torch.stack((s.max_logit, -s.min_logit, s.max_abs_logit)).cpu().double()
-        rows = rows.nan_to_num(nan=-math.inf, neginf=-math.inf).transpose(1, 2).flatten(2)
+        rows = torch.stack((s.max_logit, -s.min_logit, s.max_abs_logit)).cpu()
+        rows = rows.masked_fill(rows.isnan(), -math.inf).transpose(1, 2).flatten(2)
         best, where = rows.max(-1)
+        best = best.double()
         queries = place.query_tokens.shape[-1]
         b = torch.div(where[0], queries, rounding_mode="floor")
         key = s.top_key.cpu().transpose(0, 1).flatten(1).gather(1, where[0][:, None])[:, 0]
@@ -248,23 +258,24 @@ class LayerAccumulator:
 
     def _receive(self, received: Tensor, place: Place, chosen: Any) -> None:
         """Column sums, added to the tokens they are of."""
-        tokens = place.key_tokens
-        if not tokens.numel():
-            return
-        need = int(tokens.max()) + 1
-        for growing in (self.received, self.received_visible):
-            self._grow(growing, need)
         received = received.cpu().double()
-        for b in range(tokens.shape[0]):
-            real = tokens[b] >= 0
-            index, values = tokens[b][real], received[b][:, real]
-            if isinstance(chosen, slice):
-                self.received.view().index_add_(1, index, values)
-            else:
-                whole = values.new_zeros(self.heads, values.shape[-1])
-                whole[chosen] = values
-                self.received.view().index_add_(1, index, whole)
-            self.received_visible.view().index_add_(0, index, place.key_visible[b][real])
+        for tokens, values, visible in zip(
+            place.key_tokens, received, place.key_visible, strict=True
+        ):
+            real = tokens >= 0
+            if not bool(real.all()):
+                tokens, values, visible = tokens[real], values[:, real], visible[real]
+            if not tokens.numel():
+                continue
+            first, last = int(tokens[0]), int(tokens.max())
+            self._grow(self.received, last + 1)
+            self._grow(self.received_visible, last + 1)
+            where: Any = tokens
+            if bool((tokens.diff() == 1).all()):
+                where = slice(first, last + 1)
+            rows = chosen[:, None] if isinstance(chosen, Tensor) and where is tokens else chosen
+            self.received.view()[rows, where] += values  # a token is one key at most
+            self.received_visible.view()[where] += visible
 
     def _pool(self, s: Statistics, place: Place, seen: Tensor, chosen: Any) -> None:
         """The pooled map. Its width is the one ``measure`` was asked for."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -46,6 +47,12 @@ class Block:
     mlp: tuple[str, ...]
     norms: tuple[str, ...]
     factor: float = 1.0  # by which writes are multiplied
+
+    @property
+    def kind(self) -> tuple[str, frozenset[str]]:
+        """The same for blocks of one list that are built alike."""
+        inside = (*itertools.chain(*self.attention), *self.mlp, *self.norms)
+        return self.path.rpartition(".")[0], frozenset(p.removeprefix(self.path) for p in inside)
 
 
 class BlockSums:
@@ -118,7 +125,9 @@ class StreamRecorder:
         self.modules = dict(model.named_modules())
         self.blocks = find_blocks(self.modules, found)
         self.sums: dict[tuple[str, int], BlockSums] = {}
-        self._choice: dict[str, tuple[tuple[str, ...], str | None] | None] = {}
+        # For blocks of one kind in one list: which outputs are the writes, by path in the block.
+        self._choice: dict[tuple[str, frozenset[str]], tuple[tuple[str, ...], str | None]] = {}
+        self._left: tuple[Any, int, Tensor] | None = None  # the latest stream out, its norms
         self._visits: dict[str, _Visit] = {}
         self._runs: dict[tuple[str, int], int] = {}
 
@@ -143,8 +152,10 @@ class StreamRecorder:
                 with torch.no_grad():
                     rows = x.shape[0] * x.shape[1]
                     picked = torch.linspace(0, rows - 1, min(rows, _SAMPLED)).long().to(x.device)
+                    norms = self._known(x)
+                    norms = _norms(x) if norms is None else norms
                     self._visits[block.path] = _Visit(
-                        _norms(x), tuple(x.shape), x.flatten(0, 1)[picked].clone(), picked
+                        norms, tuple(x.shape), x.flatten(0, 1)[picked].clone(), picked
                     )
 
         return hook
@@ -153,6 +164,9 @@ class StreamRecorder:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             visit, x = self._visits.get(block.path), _tensor(output)
             if visit is None or x is None:
+                return
+            choice = self._choice.get(block.kind)
+            if choice is not None and path.removeprefix(block.path) not in (*choice[0], choice[1]):
                 return
             with torch.no_grad():
                 if x.dim() == 2 and x.numel() == math.prod(visit.shape):
@@ -182,15 +196,22 @@ class StreamRecorder:
 
         return hook
 
+    def _known(self, x: Tensor) -> Tensor | None:
+        """Norms of the stream that left the block before, when x is that very tensor, unchanged."""
+        if self._left is None or self._left[0]() is not x or self._left[1] != _version(x):
+            return None
+        return self._left[2]
+
     def _seen(self, block: Block, visit: _Visit, x: Tensor) -> Callable[[Layout], None]:
         """What is to be added once it is known which rows are which tokens."""
         attention, mlp, verified = self._writes(block, visit, x)
         norms = {"in": visit.entering, "out": _norms(x)}
+        self._left = (weakref.ref(x), _version(x), norms["out"])
         if attention:
             norms["attention"] = visit.norms[attention[0]] * block.factor
         if mlp is not None:
             norms["mlp"] = visit.norms[mlp] * block.factor
-        largest = torch.linalg.vector_norm(x, math.inf, -1).float().cpu()
+        largest = torch.maximum(x.amax(-1), -x.amin(-1)).float().cpu()
         runs = self.recorder.stacks.by_path[block.stack].current.runs  # type: ignore[union-attr]
         run = runs[f"block {block.path}"]
         runs[f"block {block.path}"] += 1
@@ -213,15 +234,16 @@ class StreamRecorder:
         attention = [[p for p in (*c, *block.norms) if p in visit.samples] for c in block.attention]
         mlps: list[str | None] = [p for p in (*block.mlp, *block.norms) if p in visit.samples]
         attention = [c for c in attention if c]
-        known = self._choice.get(block.path)
-        tries = itertools.product(itertools.product(*attention), [*mlps, None])
-        for chosen, mlp in itertools.chain([known] if known else [], tries):
+        for chosen, mlp in itertools.product(itertools.product(*attention), [*mlps, None]):
             parts = [*chosen, *([] if mlp is None else [mlp])]
-            if len(set(parts)) < len(parts) or any(p not in visit.samples for p in parts):
+            if len(set(parts)) < len(parts):
                 continue
             if _adds_up(visit.sample, [visit.samples[p] for p in parts], leaving, block.factor):
-                self._choice[block.path] = (chosen, mlp)
+                inside = tuple(p.removeprefix(block.path) for p in chosen)
+                last = None if mlp is None else mlp.removeprefix(block.path)
+                self._choice[block.kind] = (inside, last)
                 return chosen, mlp, True
+        self._choice.pop(block.kind, None)
         first = tuple(c[0] for c in attention)
         named = [p for p in block.mlp if p in visit.samples]
         return first, named[0] if named else None, False
@@ -291,6 +313,11 @@ def _tensor(output: Any) -> Tensor | None:
     if isinstance(output, tuple | list) and output:
         output = output[0]
     return output if isinstance(output, Tensor) and output.is_floating_point() else None
+
+
+def _version(x: Tensor) -> int:
+    """How often a tensor was written to; tensors of inference mode do not count."""
+    return -1 if x.is_inference() else x._version
 
 
 def _norms(x: Tensor) -> Tensor:
