@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -302,6 +303,42 @@ def test_code_in_the_folder_is_not_run_unasked(llama: Path, tmp_path: Path) -> N
         " you trust its author"
     )
     assert not (tmp_path / "ran").exists()
+
+
+CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class QuuxConfig(LlamaConfig):
+    model_type = "quuxformer"
+
+class QuuxForCausalLM(LlamaForCausalLM):
+    config_class = QuuxConfig
+"""
+
+
+def test_code_in_the_folder_runs_when_trusted(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("sys.path", [*sys.path])
+    folder = copy(llama, tmp_path / "m")
+    (folder / "quux.py").write_text(CODE)
+    auto_map = {"AutoConfig": "quux.QuuxConfig", "AutoModelForCausalLM": "quux.QuuxForCausalLM"}
+    edit_config(
+        folder, model_type="quuxformer", auto_map=auto_map, architectures=["QuuxForCausalLM"]
+    )
+    loaded = load_model(folder, trust_remote_code=True, device="cpu")
+    assert type(loaded.model).__name__ == "QuuxForCausalLM"
+    ids = torch.arange(5, 5 + 13)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded.model(ids).logits, tiny_models.build("llama")(ids).logits)
+
+
+def test_a_model_may_be_spread_over_devices(llama: Path) -> None:
+    loaded = load_model(llama, device="auto")
+    assert {p.device.type for p in loaded.model.parameters()} <= {"cpu", "cuda"}
 
 
 def test_pickled_weights(llama: Path, tmp_path: Path) -> None:

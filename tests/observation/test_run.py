@@ -140,6 +140,19 @@ def test_a_model_in_memory_reads_ids_and_keeps_its_mode() -> None:
     assert found.record.layers[0].rows == 17
 
 
+def test_offloaded_weights_are_measured_and_gradients_refused() -> None:
+    from accelerate import cpu_offload
+
+    model = tiny_models.build("llama")
+    ids = torch.arange(5, 5 + 17)
+    expected = scan(model, ids)
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert_same(scan(model, ids), expected)
+    with pytest.raises(OptionError, match=r"^--gradients needs all weights"):
+        scan(model, ids, gradients=True)
+
+
 def test_selections() -> None:
     found = scan(loaded(), TEXT, tokens=53, layers=[1], heads=[0, 3], rows=7)
     (layer,) = found.record.layers

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from headwise.errors import OptionError
-from headwise.observation.loading import LoadedModel
+from headwise.observation.loading import LoadedModel, input_device
 from headwise.observation.projections import blocks, projection
 from headwise.observation.text import Document
 from headwise.results.records import GradientRecord
@@ -74,6 +74,11 @@ def check_loss(loaded: LoadedModel) -> None:
         raise OptionError(
             f"--gradients of the encoder {loaded.name} needs a tokenizer with a mask token",
             to_do="leave --gradients out",
+        )
+    if any(parameter.is_meta for parameter in loaded.model.parameters()):
+        raise OptionError(
+            f"--gradients needs all weights of {loaded.name} in memory, and some are offloaded",
+            to_do="leave --gradients out, or take another --device or --dtype",
         )
 
 
@@ -134,7 +139,7 @@ def _hidden(loaded: LoadedModel, ids: Tensor) -> Tensor:
 def _backward(loaded: LoadedModel, document: Document, body: Any | None, total: int) -> float:
     """Add one document's share of the gradient; its share of the loss is returned."""
     model = loaded.model
-    device = model.get_input_embeddings().weight.device
+    device = input_device(model)
     ids = document.ids[None].to(device)
     if body is not None:
         return _backward_in_runs(model, body, ids, total)
@@ -224,7 +229,7 @@ def _separable_body(loaded: LoadedModel) -> Any | None:
     body = getattr(model, model.base_model_prefix, None)
     if loaded.kind != "decoder" or not isinstance(body, nn.Module) or body is model:
         return None
-    ids = torch.zeros(1, 2, dtype=torch.long, device=model.get_input_embeddings().weight.device)
+    ids = torch.zeros(1, 2, dtype=torch.long, device=input_device(model))
     with torch.no_grad():
         answer = body(input_ids=ids, use_cache=False)
         if getattr(answer, "last_hidden_state", None) is None:

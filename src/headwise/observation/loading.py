@@ -25,7 +25,7 @@ from headwise.observation.checkpoint_files import check_gguf, check_weights, is_
 from headwise.observation.gguf_header import GgufHeader
 from headwise.observation.quiet import parsed_once, quiet
 
-__all__ = ["DTYPES", "LoadedModel", "load_model", "wrap_model"]
+__all__ = ["DTYPES", "LoadedModel", "input_device", "load_model", "wrap_model"]
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -105,7 +105,7 @@ def load_model(
         if source.file is None:
             check_weights(source.folder)
         tokenizer, notes = _tokenizer(source, trust_remote_code)
-        model, more = _weights(found, source, config, chosen, place, trust_remote_code)
+        model, more = _weights(found, source, config, chosen, place)
     notes += more + _rope_notes(source, model)
     return wrap_model(model, tokenizer, name=source.name, path=str(path), notes=tuple(notes))
 
@@ -139,6 +139,21 @@ def wrap_model(
         non_finite=broken,
         notes=notes + tuple(f"the weights {each} hold NaN or infinity" for each in broken),
     )
+
+
+def input_device(model: Any) -> torch.device:
+    """Where token ids have to be: the device of the embedding, also when its weights are offloaded.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2Model
+        >>> input_device(GPT2Model(GPT2Config(n_embd=6, n_head=2, n_layer=1, vocab_size=11)))
+        device(type='cpu')
+    """
+    embedding = model.get_input_embeddings()
+    device: torch.device = embedding.weight.device
+    if device.type != "meta":
+        return device
+    return torch.device(embedding._hf_hook.execution_device)  # accelerate loads them from there
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -275,7 +290,6 @@ def _weights(
     config: Any,
     dtype: torch.dtype | None,
     device: str,
-    trust_remote_code: bool,
 ) -> tuple[Any, list[str]]:
     from transformers import GgufConfig
 

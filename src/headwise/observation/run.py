@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from headwise.errors import OptionError, ResourceError
 from headwise.observation.attach import observe
 from headwise.observation.gradients import Gradients, check_loss, measure_gradients
-from headwise.observation.loading import LoadedModel, load_model, wrap_model
+from headwise.observation.loading import LoadedModel, input_device, load_model, wrap_model
 from headwise.observation.projections import blocks
 from headwise.observation.quiet import quiet
 from headwise.observation.reading import default_text
@@ -129,7 +129,7 @@ def _measure(
 ) -> Scan:
     """Every batch under observation; an interruption ends the loop and keeps the scan."""
     model = loaded.model
-    run, device = _forward(loaded), model.get_input_embeddings().weight.device
+    run, device = _forward(loaded), input_device(model)
     starts = range(0, len(documents), batch)
     measured: Scan | None = None
     try:
