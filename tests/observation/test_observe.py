@@ -325,6 +325,32 @@ def test_the_model_is_not_kept_alive() -> None:
     assert scan.record.layers
 
 
+def test_beam_search_is_said() -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = build("llama", AutoModelForCausalLM)
+    words = torch.cat(ids(17, 17))
+    given = {"input_ids": words, "attention_mask": torch.ones_like(words)}
+    more = {"num_beams": 3, "max_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(**given, **more)
+    with observe(model) as scan:
+        observed = model.generate(**given, **more)
+    assert torch.equal(plain, observed)
+    (note,) = scan.record.about["notes"]
+    assert "beam search" in note
+    with observe(model) as scan:
+        model.generate(**given, **{**more, "num_beams": 1})
+    assert scan.record.about["notes"] == []
+
+
+def test_inference_mode() -> None:
+    model = in_double(build("llama"))
+    (words,) = ids(17)
+    with torch.inference_mode(), observe(model) as scan:
+        model(words)
+    assert_same(scan.record, watched(model, {"input_ids": words}).record)
+
+
 def test_scans_of_different_models_do_not_merge() -> None:
     words = {"input_ids": ids(17)[0]}
     with pytest.raises(MeasurementError, match="a scan of llama cannot take in one of gpt2"):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from headwise.observation.call import Call
@@ -61,6 +62,26 @@ class Stack:
     readers: dict[tuple[str, int], Reader] = field(default_factory=dict)
     current: Pass | None = None
     latest: Layout | None = None
+    tail: tuple[int, Tensor] | None = None  # latest position, and its first key of every row
+
+    def cache_was_reordered(self, call: Call, layout: Layout) -> bool:
+        """Whether rows of the key-value cache changed places since the call before (beam search).
+
+        Asked at the first call of each pass; the latest key of every row is the witness.
+        """
+        if "tail" in layout.memory or layout is not self.latest:
+            return False
+        layout.memory["tail"] = True
+        spec, before = call.spec, self.tail
+        last = spec.q_offset + spec.queries - 1
+        at = min(last - spec.kv_offset, call.k.shape[2] - 1)
+        self.tail = (last, call.k[:, 0, at].detach().clone())
+        if before is None or before[0] + 1 != spec.q_offset or layout.batch < 2:
+            return False
+        known, at = before[1], before[0] - spec.kv_offset
+        return (
+            at >= 0 and known.shape[0] == layout.batch and not torch.equal(known, call.k[:, 0, at])
+        )
 
 
 class Stacks:

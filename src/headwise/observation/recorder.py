@@ -91,6 +91,11 @@ class Recorder:
             )
             return plain(call)
         layout, name = self.stacks.layout(stack, info, ordinal, call, cross)
+        if not cross and stack.cache_was_reordered(call, layout):
+            self.note(
+                "rows of the key-value cache changed places between calls (beam search): the "
+                "statistics are right, but earlier tokens are named by row of the batch"
+            )
         pieces, key_name = self._pieces(stack, layout, name, call, cross)
         measured = self.options.layers is None or info.number in self.options.layers
         if not measured:
