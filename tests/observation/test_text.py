@@ -230,8 +230,11 @@ def test_more_tokens_than_the_model_was_trained_on() -> None:
 
 def test_a_table_of_positions_is_a_hard_limit() -> None:
     assert message(OptionError, model("gpt2"), TEXT, tokens=98, allow_long=True) == (
-        "a piece of 98 tokens, but tiny-gpt2 has positions for 97 only; take --tokens 97 at most,"
-        " or --window 97"
+        "a piece of 98 tokens, but tiny-gpt2 has positions for 97 only; take --window 97 at most,"
+        " or --tokens 97"
+    )
+    assert message(OptionError, model("bert", None), TEXT, window=98) == (
+        "a piece of 98 tokens, but tiny-bert has positions for 97 only; take --window 97 at most"
     )
 
 

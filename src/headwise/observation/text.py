@@ -248,7 +248,8 @@ def _check_document(loaded: LoadedModel, document: Document, allow_long: bool) -
     if limit is not None and longest > limit:
         raise OptionError(
             f"a piece of {longest} tokens, but {loaded.name} has positions for {limit} only",
-            to_do=f"take --tokens {limit} at most, or --window {limit}",
+            to_do=f"take --window {limit} at most"
+            + ("" if loaded.kind == "encoder" else f", or --tokens {limit}"),
         )
     if loaded.context is not None and longest > loaded.context and not allow_long:
         raise OptionError(
