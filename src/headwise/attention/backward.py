@@ -96,7 +96,7 @@ def backward(
         grads.sinks.sub_((share * delta).sum((0, 2)))
     origin = top.masked_fill(top == -math.inf, 0.0)
     group = group_size(q.shape[1], k.shape[1])
-    scratch = [problem.scratch(delta, group, k.shape[2]) for _ in range(2)]
+    scratch = [problem.scratch(delta, group, q.shape[2], k.shape[2]) for _ in range(2)]
     for b in range(q.shape[0]):
         for rows in strips(q.shape[2], problem.strip_rows(group)):
             plan = tiles(

@@ -55,9 +55,10 @@ class Problem:
         """What queries are multiplied by before the product with the keys."""
         return self.scale / self.softcap if self.softcap else self.scale * LOG2E
 
-    def scratch(self, like: Tensor, group: int, keys: int) -> Tensor:
+    def scratch(self, like: Tensor, group: int, queries: int, keys: int) -> Tensor:
         """Memory for one tile: written again and again, it stays in the processor's cache."""
-        return like.new_empty(max(self.rows, group) * min(self.width, keys))
+        rows = group * min(self.strip_rows(group), queries)
+        return like.new_empty(rows * min(self.width, keys))
 
     def logits(
         self,

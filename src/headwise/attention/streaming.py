@@ -173,7 +173,7 @@ def forward(
     output = q.new_zeros((batch, heads, queries, d_value), dtype=dtype)
     lse = q.new_zeros((batch, heads, queries), dtype=dtype)
     top, total = torch.zeros_like(lse), torch.zeros_like(lse)
-    scratch = problem.scratch(lse, group, keys)
+    scratch = problem.scratch(lse, group, queries, keys)
     for b in range(batch):
         for rows in strips(queries, problem.strip_rows(group)):
             plan = tiles(problem.mask, b, problem.positions(rows), keys, problem.width, q.device)
