@@ -81,6 +81,23 @@ def test_one_observation_at_a_time() -> None:
     assert ACTIVE.get() is None
 
 
+def test_one_observation_of_a_model_also_across_threads() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    model = build("llama")
+    given, _ = inputs("llama")
+
+    def other() -> None:
+        with observe(model):
+            pass
+
+    with observe(model), ThreadPoolExecutor(1) as pool:
+        run(model, given)
+        with pytest.raises(ModelError, match="is being observed already"):
+            pool.submit(other).result()
+    assert model.config._attn_implementation == "sdpa"
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own imports
 def test_a_compiled_model_is_refused() -> None:
     model = build("llama")

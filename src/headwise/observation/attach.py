@@ -180,9 +180,7 @@ def _enter(
     restore: ExitStack,
 ) -> None:
     """Hook and switch the model; register with ``restore`` how everything is undone."""
-    if any(config._attn_implementation_internal == NAME for config in found.configs) and any(
-        getattr(m, "_headwise_observed", False) for m in [model]
-    ):
+    if any(getattr(part, "_headwise_observed", False) for part in found.models.values()):
         raise ModelError(
             f"{type(model).__name__} is being observed already", to_do="leave the other block first"
         )

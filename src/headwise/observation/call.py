@@ -205,7 +205,7 @@ def _rule(
         if causal and queries > 1:
             function = masking_utils.causal_mask_function
         elif not cross:
-            q_offset = keys - queries
+            q_offset = max(keys - queries, 0)
     else:
         if mask.dim() != 4 or mask.shape[2] not in (1, queries) or mask.shape[3] < keys:
             raise MeasurementError(
@@ -213,7 +213,7 @@ def _rule(
                 f"{keys} keys",
                 allowed="(batch, 1 or head, query or 1, key)",
             )
-        q_offset = 0 if cross else keys - queries
+        q_offset = 0 if cross else max(keys - queries, 0)
         mask = mask[..., :keys]
         keep, added = _split(mask)
         if keep is not None and keep.shape[2] == 1 and queries > 1:

@@ -282,7 +282,7 @@ class LayerAccumulator:
         if s.pooled is None:
             return
         first_key = place.key_position // self.pooled.width
-        summed = s.pooled.nan_to_num(0.0).sum(0, dtype=torch.float64).cpu()
+        summed = s.pooled.sum(0, dtype=torch.float64).cpu()
         first = (s.pooled_first + first_key, first_key)
         self.pooled.add(summed, first, place.query_position, seen, chosen)
 
