@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headwise.attention.plan import LOG2E, Problem, Sums, places, poison
 from headwise.attention.strip_kernels import (
     STATE,
     absorb_tile,
@@ -20,7 +21,6 @@ from headwise.attention.strip_kernels import (
     open_rows,
     sum_columns,
 )
-from headwise.attention.strips import LOG2E, Problem, Sums, places, poison
 
 __all__ = ["CompiledPass", "CompiledWorkspace"]
 

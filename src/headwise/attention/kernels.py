@@ -60,10 +60,10 @@ _HIDDEN_FLIP = np.int32(_HIDDEN_KEY ^ np.int32(0x7F800000))  # turns it into wha
 
 
 @intrinsic
-def wide(typingctx):  # type: ignore[no-untyped-def]
+def wide(typingctx):
     """Ask LLVM for the widest vectors in this function; on some processors it prefers half."""
 
-    def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def build(context, builder, signature, args):
         # llvmlite only knows flag attributes; this one has a value.
         set.add(builder.function.attributes, '"prefer-vector-width"="512"')
         return context.get_dummy_value()
@@ -72,31 +72,31 @@ def wide(typingctx):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _float_from_bits(typingctx, bits):  # type: ignore[no-untyped-def]
+def _float_from_bits(typingctx, bits):
     """The float32 with these 32 bits."""
 
-    def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def build(context, builder, signature, args):
         return builder.bitcast(args[0], ir.FloatType())
 
     return types.float32(types.int32), build
 
 
 @intrinsic
-def _bits_from_float(typingctx, x):  # type: ignore[no-untyped-def]
+def _bits_from_float(typingctx, x):
     """The 32 bits of a float32."""
 
-    def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def build(context, builder, signature, args):
         return builder.bitcast(args[0], ir.IntType(32))
 
     return types.int32(types.float32), build
 
 
-def _llvm_binary(name: str):  # type: ignore[no-untyped-def]
+def _llvm_binary(name: str):
     """An LLVM intrinsic of two float32: unlike a comparison, it can become a vector reduction."""
 
     @intrinsic
-    def operation(typingctx, x, y):  # type: ignore[no-untyped-def]
-        def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def operation(typingctx, x, y):
+        def build(context, builder, signature, args):
             kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), ir.FloatType()])
             function = builder.module.declare_intrinsic(name, [ir.FloatType()], kind)
             return builder.call(function, args)
@@ -111,7 +111,7 @@ _min = _llvm_binary("llvm.minimum")
 
 
 @njit(fastmath=_EXACT)
-def exp2(x):  # type: ignore[no-untyped-def]
+def exp2(x):
     """2^x for x < 128: exactly 1 at 0, 2^-126 below the normal numbers; NaN stays NaN."""
     shifted = _max(x, _FLOOR)
     rounded = shifted + _ROUND
@@ -126,7 +126,7 @@ def exp2(x):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=_EXTREMES, nogil=True, cache=True)
-def _extremes_of_block(s):  # type: ignore[no-untyped-def]
+def _extremes_of_block(s):
     """Largest and least logit."""
     wide()
     top, low = -_INF, _INF
@@ -138,7 +138,7 @@ def _extremes_of_block(s):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _extremes_of_block_with_holes(s):  # type: ignore[no-untyped-def]
+def _extremes_of_block_with_holes(s):
     """Largest logit, and the least one that is not hidden (-inf).
 
     Floats are compared as integers of the same order, where "hidden" can be moved to the far end
@@ -158,7 +158,7 @@ def _extremes_of_block_with_holes(s):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def extremes(s, holes):  # type: ignore[no-untyped-def]
+def extremes(s, holes):
     """Largest and least visible logit, and where the largest is."""
     wide()
     best, least, where = -_INF, _INF, 0
@@ -179,13 +179,13 @@ def extremes(s, holes):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def peek(s):  # type: ignore[no-untyped-def]
+def peek(s):
     """A reference for a row not yet seen: the largest of its first logits."""
     return _extremes_of_block(s[:_PEEK])[0]
 
 
 @njit(nogil=True, cache=True)
-def find(s, peak, value):  # type: ignore[no-untyped-def]
+def find(s, peak, value):
     """The first column where s - peak is ``value``."""
     wide()
     for start in range(0, s.shape[0], _BLOCK):
@@ -201,7 +201,7 @@ def find(s, peak, value):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=_SUMS, nogil=True, cache=True)
-def weigh(s, e, peak, ahead):  # type: ignore[no-untyped-def]
+def weigh(s, e, peak, ahead):
     """e = 2^x with x = s - peak, the sums over the row, and the largest and least x.
 
     ``peak`` is any reference near the largest logit. ``ahead`` = query position - key of column 0.
@@ -226,7 +226,7 @@ def weigh(s, e, peak, ahead):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=_SUMS, nogil=True, cache=True)
-def weigh_holes(s, e, peak, ahead):  # type: ignore[no-untyped-def]
+def weigh_holes(s, e, peak, ahead):
     """As ``weigh`` without the extremes, where a logit of -inf means a hidden key."""
     wide()
     total, weighted, square, distance = _ZERO, _ZERO, _ZERO, _ZERO
@@ -247,7 +247,8 @@ def weigh_holes(s, e, peak, ahead):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=_SUMS, nogil=True, cache=True)
-def total_of(e):  # type: ignore[no-untyped-def]
+def total_of(e):
+    """Σ_j e_j."""
     wide()
     total = _ZERO
     for j in range(e.shape[0]):
@@ -256,7 +257,7 @@ def total_of(e):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def add_bands(bands, e, a, b, own):  # type: ignore[no-untyped-def]
+def add_bands(bands, e, a, b, own):
     """Sums of e over the distance bands around column ``own``, within [a, b)."""
     if a <= own < b:
         bands[0] += e[own]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headwise.attention.strips import LOG2E, RAW
+from headwise.attention.plan import LOG2E, RAW
 
 if TYPE_CHECKING:
-    from headwise.attention.strips import Problem
+    from headwise.attention.plan import Problem
 
 __all__ = ["name_rows"]
 

@@ -14,7 +14,6 @@ for every other statistic.
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,16 +24,14 @@ from headwise.attention.bands import band_edges
 from headwise.attention.heads import group_size
 from headwise.attention.masks import Everything, Mask
 from headwise.attention.naming import name_rows
-from headwise.attention.strips import RAW, Bias, Problem, StripPass, Sums, Workspace
+from headwise.attention.plan import Bias, Problem, Sums
+from headwise.attention.sharing import PAD, compiles, run_strips
 from headwise.errors import OptionError, ShapeError
 
 __all__ = ["Statistics", "choose_rows", "measure"]
 
-_STRIP_ROWS: Final = 256
-_LEAST_ROWS: Final = 16
 _TILE: Final = 4096
-_TASKS: Final = 12  # pieces of work to share out; fixed, so that results do not depend on threads
-_MEMORY: Final = 96 * 2**20
+_MEMORY: Final = 48 * 2**20
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,8 @@ def measure(
     - ``pool``: positions per block of the pooled map (None: no map)
     - ``relative``: False when queries and keys share no axis (cross-attention): then distance,
       self, previous and bands are NaN or absent
-    - ``workers``: threads (default: torch's); ``memory``: bytes for buffers, over all workers
+    - ``workers``: threads (default: torch's); ``memory``: bytes of buffers for each of them;
+      ``tile``: keys per matrix product
 
     Example:
         >>> q = k = torch.zeros(1, 1, 4, 2)
@@ -134,11 +132,39 @@ def measure(
         >>> measure(q, k, mask=Causal()).entropy.exp()[0, 0].tolist()  # 1, 2, 3, 4 equal keys
         [1.0, 2.0, 3.0, 4.0]
     """
-    problem = _problem(q, k, v, locals())
-    rows_per_strip, width = _strip_rows(problem, workers, memory)
-    strips = _strips(problem, rows_per_strip)
-    sums = _run(problem, strips, rows_per_strip, width, workers)
-    return _finish(problem, sums)
+    _check_shapes(q, k, v)
+    mask = Everything() if mask is None else mask
+    _check_options(q, mask, query_mask, sink_keys, pool)
+    queries, keys = q.shape[2], k.shape[2]
+    chosen = _chosen(rows, queries)
+    row_list = chosen.tolist()
+    offset = keys - queries if offset is None else offset
+    compiled = compiles(q)
+    problem = Problem(
+        q=q,
+        k=k,
+        v=v,
+        mask=mask,
+        scale=1 / math.sqrt(q.shape[-1]) if scale is None else float(scale),
+        softcap=softcap,
+        bias=bias,
+        sinks=sinks,
+        offset=offset,
+        rows=chosen.to(q.device),
+        row_list=row_list,
+        every_row=not isinstance(rows, Tensor) and len(row_list) == queries,
+        keep=query_mask,
+        sink_keys=min(sink_keys, keys),
+        pool=pool,
+        relative=relative,
+        dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
+        tile=max(1, tile),
+        compiled=compiled,
+        pad=PAD if relative and not compiled else 0,
+        bands=_bands(row_list[0] + offset, row_list[-1] + offset, keys, mask) if relative else 0,
+        clean_v=v is None or bool(v.sum().isfinite()) or bool(torch.isfinite(v).all()),
+    )
+    return _finish(problem, run_strips(problem, workers, memory))
 
 
 def choose_rows(rows: int, queries: int, seed: int = 0) -> Tensor:
@@ -159,77 +185,35 @@ def choose_rows(rows: int, queries: int, seed: int = 0) -> Tensor:
     return (place * (queries / rows)).long().clamp_(max=queries - 1).unique()
 
 
-def _problem(q: Tensor, k: Tensor, v: Tensor | None, asked: dict) -> Problem:
-    """Check shapes and options; fill the defaults."""
-    _check_shapes(q, k, v)
-    queries, keys = q.shape[2], k.shape[2]
-    rows, every = asked["rows"], asked["rows"] is None
-    if every:
-        chosen = torch.arange(queries)
-    elif isinstance(rows, int):
-        chosen = choose_rows(rows, queries)
-        every = chosen.numel() == queries
-    else:
-        chosen = rows.cpu().long().sort().values
-        if not chosen.numel() or int(chosen[0]) < 0 or int(chosen[-1]) >= queries:
-            raise OptionError(
-                f"rows={rows.tolist()[:8]}", allowed=f"indices from 0 to {queries - 1}"
-            )
-    for name, least in (("sink_keys", 0), ("pool", 1)):
-        if asked[name] is not None and asked[name] < least:
-            raise OptionError(f"{name}={asked[name]}", allowed=f"{least} or more")
-    mask = asked["mask"] or Everything()
-    if mask.batches() not in (None, q.shape[0]):
+def _chosen(rows: int | Tensor | None, queries: int) -> Tensor:
+    """The indices of the measured rows, ascending."""
+    if rows is None:
+        return torch.arange(queries)
+    if isinstance(rows, int):
+        return choose_rows(rows, queries)
+    chosen = rows.cpu().long().sort().values
+    if not chosen.numel() or int(chosen[0]) < 0 or int(chosen[-1]) >= queries:
+        raise OptionError(f"rows={rows.tolist()[:8]}", allowed=f"indices from 0 to {queries - 1}")
+    return chosen
+
+
+def _check_options(
+    q: Tensor, mask: Mask, query_mask: Tensor | None, sink_keys: int, pool: int | None
+) -> None:
+    """One clear line for an option that cannot be."""
+    for name, value, least in (("sink_keys", sink_keys, 0), ("pool", pool, 1)):
+        if value is not None and value < least:
+            raise OptionError(f"{name}={value}", allowed=f"{least} or more")
+    batch, _, queries, _ = q.shape
+    if mask.batches() not in (None, batch):
+        raise ShapeError(f"the mask is for {mask.batches()} sequences, the queries for {batch}")
+    if query_mask is None:
+        return
+    if query_mask.dtype != torch.bool or query_mask.shape != (batch, queries):
         raise ShapeError(
-            f"the mask is for {mask.batches()} sequences, the queries for {q.shape[0]}"
+            f"query_mask has dtype {query_mask.dtype} and shape {tuple(query_mask.shape)}",
+            allowed=f"torch.bool of shape ({batch}, {queries})",
         )
-    keep = asked["query_mask"]
-    if keep is not None and (keep.dtype != torch.bool or keep.shape != (q.shape[0], queries)):
-        raise ShapeError(
-            f"query_mask has dtype {keep.dtype} and shape {tuple(keep.shape)}",
-            allowed=f"torch.bool of shape ({q.shape[0]}, {queries})",
-        )
-    scale = asked["scale"]
-    offset = keys - queries if asked["offset"] is None else asked["offset"]
-    row_list = chosen.tolist()
-    reach = _reach(row_list[0] + offset, row_list[-1] + offset, keys, mask)
-    return Problem(
-        q=q,
-        k=k,
-        v=v,
-        mask=mask,
-        scale=1 / math.sqrt(q.shape[-1]) if scale is None else float(scale),
-        softcap=asked["softcap"],
-        bias=asked["bias"],
-        sinks=asked["sinks"],
-        offset=offset,
-        rows=chosen.to(q.device),
-        row_list=row_list,
-        every_row=every,
-        keep=keep,
-        sink_keys=min(asked["sink_keys"], keys),
-        pool=asked["pool"],
-        relative=asked["relative"],
-        dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
-        tile=max(1, asked["tile"]),
-        pad=0 if _compiles(q) or not asked["relative"] else _STRIP_ROWS,
-        bands=len(band_edges(reach)) if asked["relative"] else 0,
-        clean_v=v is None or bool(v.sum().isfinite()) or bool(torch.isfinite(v).all()),
-    )
-
-
-def _compiles(q: Tensor) -> bool:
-    """The one place that decides which form of the strip pass runs: compiled loops or torch."""
-    return q.device.type == "cpu" and q.dtype != torch.float64
-
-
-def _form(q: Tensor) -> tuple[type, type]:
-    """The workspace and the pass of that form."""
-    if _compiles(q):
-        from headwise.attention.compiled import CompiledPass, CompiledWorkspace  # Numba loads here
-
-        return CompiledWorkspace, CompiledPass
-    return Workspace, StripPass
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor | None) -> None:
@@ -255,150 +239,9 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor | None) -> None:
         raise ShapeError(f"{q.shape[2]} queries and {k.shape[2]} keys", allowed="1 or more of each")
 
 
-def _strip_rows(problem: Problem, workers: int | None, memory: int) -> tuple[int, int]:
-    """Query rows per strip (per kv head), and the widest run of columns a strip keeps."""
-    count = _workers(problem, workers)
-    rows = max(1, min(_STRIP_ROWS // problem.group, len(problem.row_list)))
-    while True:
-        width = _widest(problem, _strips(problem, rows))
-        tile = min(problem.tile, problem.keys) + 128
-        item = torch.finfo(problem.dtype).bits // 8
-        need = item * problem.group * rows * (width + 2 * problem.pad + 32 + tile) * count
-        if need <= memory or rows <= max(1, _LEAST_ROWS // problem.group):
-            return rows, width
-        rows = max(rows // 2, 1)
-
-
-def _widest(problem: Problem, strips: list[tuple[int, int]]) -> int:
-    """Columns the widest strip keeps, pads between its runs included."""
-    widest = 0
-    batches = range(problem.q.shape[0]) if problem.mask.batches() is not None else range(1)
-    for b in batches:
-        for i0, i1 in strips:
-            runs = problem.runs(b, i0, i1)
-            width = sum(stop - start for start, stop in runs) + problem.pad * (len(runs) - 1)
-            widest = max(widest, width)
-    return widest
-
-
-def _strips(problem: Problem, rows: int) -> list[tuple[int, int]]:
-    """Cut the measured rows into strips that hold whole blocks of the pooled map, or parts of one."""
-    total, pool = len(problem.row_list), problem.pool
-    if pool is None or not problem.every_row:
-        return [(i, min(total, i + rows)) for i in range(0, total, rows)]
-    step = pool * (rows // pool) if pool <= rows else rows
-    cuts, at = [0], 0
-    while at < total:
-        position = problem.row_list[at] + problem.offset
-        block = position - position % pool
-        ahead = step - (position - block) if pool <= rows else min(rows, block + pool - position)
-        at = min(total, at + max(1, ahead))
-        cuts.append(at)
-    return list(zip(cuts, cuts[1:], strict=False))
-
-
-def _workers(problem: Problem, workers: int | None) -> int:
-    if workers is not None and workers < 1:
-        raise OptionError(f"workers={workers}", allowed="1 or more")
-    if problem.q.device.type != "cpu":
-        return 1
-    return torch.get_num_threads() if workers is None else workers
-
-
-def _run(
-    problem: Problem,
-    strips: list[tuple[int, int]],
-    rows: int,
-    width: int,
-    workers: int | None,
-) -> list[list[Sums]]:
-    """All strips of all (sequence, kv head), shared over threads; sums per (batch, kv head)."""
-    batch, kv_heads = problem.k.shape[:2]
-    parts = max(1, min(len(strips), -(-_TASKS // (batch * kv_heads))))
-    count = min(_workers(problem, workers), batch * kv_heads * parts)
-    totals = [[_empty_sums(problem) for _ in range(kv_heads)] for _ in range(batch)]
-    tasks = [(b, h, x) for b in range(batch) for h in range(kv_heads) for x in range(parts)]
-    workspace, strip_pass = _form(problem.q)
-    spaces = [workspace(problem, problem.group * rows, width) for _ in range(count)]
-
-    @torch.no_grad()  # the caller's own no_grad does not reach the threads
-    def work(task: tuple[int, int, int]) -> Sums:
-        b, h, part = task
-        space = spaces.pop()
-        try:
-            sums = _share(totals[b][h])
-            head = strip_pass(problem, b, h, space)
-            # Every parts-th strip, so that parts of a causal mask weigh the same.
-            for i0, i1 in strips[part::parts]:
-                head.absorb(sums, i0, i1)
-            return sums
-        finally:
-            spaces.append(space)
-
-    for (b, h, _), done in zip(tasks, _map(work, tasks, count), strict=True):
-        totals[b][h].received += done.received
-        pooled = totals[b][h].pooled
-        if pooled is not None and done.pooled is not None:
-            pooled += done.pooled
-    return totals
-
-
-def _map(work, tasks: list, count: int) -> list:  # type: ignore[no-untyped-def]
-    """Run tasks on ``count`` threads, each with one intra-op thread; order is kept."""
-    if count == 1:
-        return [work(task) for task in tasks]
-    threads = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(
-            count, initializer=torch.set_num_threads, initargs=(1,)
-        ) as executor:
-            return list(executor.map(work, tasks))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _empty_sums(problem: Problem) -> Sums:
-    """Sums of no rows yet."""
-    g, r, n = problem.group, len(problem.row_list), problem.keys
-    kind = {"dtype": problem.dtype, "device": problem.q.device}
-    bands = problem.bands or None
-    pooled = None
-    if problem.pool is not None:
-        first, last = (problem.row_list[i] + problem.offset for i in (0, -1))
-        blocks = last // problem.pool - first // problem.pool + 1
-        pooled = torch.zeros(g, blocks, -(-n // problem.pool), **kind)
-    every = problem.every_row and problem.v is not None
-    return Sums(
-        raw=torch.zeros(len(RAW), g, r, **kind),
-        sink_logits=torch.empty(g, r, problem.sink_keys, **kind),
-        log2_total=torch.empty(g, r, **kind),
-        top_key=torch.full((g, r), -1, device=problem.q.device),
-        bands=None if bands is None else torch.zeros(g, r, bands, **kind),
-        output=torch.empty(g, r, problem.v.shape[-1], **kind)
-        if every and problem.v is not None
-        else None,
-        received=torch.zeros(g, n, **kind),
-        pooled=pooled,
-    )
-
-
-def _reach(first: int, last: int, keys: int, mask: Mask) -> int:
-    """One more than the largest distance between a measured query and a key it may see."""
-    return max(last, keys - 1 - first if mask.looks_ahead() else 0, 0) + 1
-
-
-def _share(sums: Sums) -> Sums:
-    """The same rows, and own column sums: what one part of the strips writes to."""
-    return Sums(
-        raw=sums.raw,
-        sink_logits=sums.sink_logits,
-        log2_total=sums.log2_total,
-        top_key=sums.top_key,
-        bands=sums.bands,
-        output=sums.output,
-        received=torch.zeros_like(sums.received),
-        pooled=None if sums.pooled is None else torch.zeros_like(sums.pooled),
-    )
+def _bands(first: int, last: int, keys: int, mask: Mask) -> int:
+    """Bands up to the largest distance between queries first..last and a key they may see."""
+    return len(band_edges(max(last, keys - 1 - first if mask.looks_ahead() else 0, 0) + 1))
 
 
 def _finish(problem: Problem, totals: list[list[Sums]]) -> Statistics:
@@ -418,10 +261,11 @@ def _finish(problem: Problem, totals: list[list[Sums]]) -> Statistics:
     )
     bands = join(lambda s: s.bands) if some.bands is not None else None
     if bands is not None:
-        bands = bands.masked_fill_((named["visible"] == 0)[..., None], math.nan)
+        dropped = named["visible"] == 0
         if problem.keep is not None:
-            dropped = ~problem.keep[:, problem.rows][:, None, :, None]
-            bands = bands.masked_fill_(dropped, math.nan)
+            dropped = dropped | ~problem.keep[:, problem.rows][:, None]
+        if bool(dropped.any()):
+            bands.masked_fill_(dropped[..., None], math.nan)
     pooled = join(lambda s: s.pooled) if some.pooled is not None else None
     output = join(lambda s: s.output) if some.output is not None else None
     first = problem.row_list[0] + problem.offset

@@ -38,7 +38,7 @@ _MOST = np.float32(30)  # 2^30 squared, times a million keys, is still far from 
 
 
 @njit(nogil=True, cache=True)
-def open_rows(state, top, sink_logits, bands, output):  # type: ignore[no-untyped-def]
+def open_rows(state, top, sink_logits, bands, output):
     """The empty state: no key seen yet."""
     state[:] = _ZERO
     state[:, PEAK] = -_INF
@@ -49,7 +49,7 @@ def open_rows(state, top, sink_logits, bands, output):  # type: ignore[no-untype
 
 
 @njit(nogil=True, cache=True)
-def absorb_tile(  # type: ignore[no-untyped-def]
+def absorb_tile(
     logits,
     kept,
     where,
@@ -98,7 +98,7 @@ def absorb_tile(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _absorb_row(row, s, e, ahead, holes, bands, output):  # type: ignore[no-untyped-def]
+def _absorb_row(row, s, e, ahead, holes, bands, output):
     """One row of a tile; returns the column of its largest logit when that is a new record.
 
     The row's exponentials are relative to a reference that is near its largest logit, not exactly
@@ -141,7 +141,7 @@ def _absorb_row(row, s, e, ahead, holes, bands, output):  # type: ignore[no-unty
 
 
 @njit(fastmath=_SUMS, nogil=True, cache=True)
-def _lower(row, bands, output, drop):  # type: ignore[no-untyped-def]
+def _lower(row, bands, output, drop):
     """Make a row's state relative to a peak that is ``-drop`` higher."""
     shrink = _power(drop)
     row[WEIGHTED] = shrink * (row[WEIGHTED] + drop * row[TOTAL])
@@ -157,7 +157,7 @@ def _lower(row, bands, output, drop):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def close_rows(  # type: ignore[no-untyped-def]
+def close_rows(
     state,
     top,
     sink_logits,
@@ -223,7 +223,7 @@ def close_rows(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _denominator(row, sink_logits, null):  # type: ignore[no-untyped-def]
+def _denominator(row, sink_logits, null):
     """log2 of Σ 2^logit over tiles, sinks and the learned sink; -inf when nothing is visible."""
     top = max(row[PEAK], null)
     for j in range(sink_logits.shape[0]):
@@ -237,7 +237,7 @@ def _denominator(row, sink_logits, null):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _weight_at(key, x, a_sink, kept, tiles, factors):  # type: ignore[no-untyped-def]
+def _weight_at(key, x, a_sink, kept, tiles, factors):
     """The weight of row x on one key."""
     if 0 <= key < a_sink.shape[0]:
         return a_sink[key]
@@ -248,19 +248,19 @@ def _weight_at(key, x, a_sink, kept, tiles, factors):  # type: ignore[no-untyped
 
 
 @njit(nogil=True, cache=True)
-def _power(x):  # type: ignore[no-untyped-def]
+def _power(x):
     """2^x for x <= 0, and 0 below the normal numbers."""
     return _ZERO if x < _FLOOR else exp2(x)
 
 
 @njit(nogil=True, cache=True)
-def _share(peak, total):  # type: ignore[no-untyped-def]
+def _share(peak, total):
     """2^(peak - total); 0 where nothing is visible."""
     return _ZERO if total == -_INF else _power(peak - total)
 
 
 @njit(nogil=True, cache=True)
-def _band(distance):  # type: ignore[no-untyped-def]
+def _band(distance):
     band = 0
     while distance > 0:
         band += 1
@@ -269,7 +269,7 @@ def _band(distance):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=_SUMS, nogil=True, cache=True)
-def _accumulate(sums, kept, where, width, factor, x0, x1):  # type: ignore[no-untyped-def]
+def _accumulate(sums, kept, where, width, factor, x0, x1):
     """sums[j] += Σ_x kept[x, where + j] · factor[x], four rows at a time."""
     wide()
     x = x0
@@ -288,7 +288,7 @@ def _accumulate(sums, kept, where, width, factor, x0, x1):  # type: ignore[no-un
 
 
 @njit(nogil=True, cache=True)
-def sum_columns(  # type: ignore[no-untyped-def]
+def sum_columns(
     kept, tiles, sink_place, sinks, factors, feeds, row_block, pool, received, pooled, scratch
 ):
     """Column sums of the weights, and their blocks of the pooled map.

@@ -16,137 +16,17 @@ exact even when a sink takes all but 1e-30 of the weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from headwise.attention.bands import add_bands
-from headwise.attention.masks import Mask, Segment
+from headwise.attention.masks import Segment
+from headwise.attention.plan import LOG2E, RAW, Problem, Sums, places, poison
+from headwise.attention.running import TOP_BLOCK, RunningRows, finite, peak_of, ratio
 
-__all__ = ["LOG2E", "RAW", "Bias", "Problem", "StripPass", "Sums", "Workspace", "places", "poison"]
-
-LOG2E: Final = math.log2(math.e)
-
-Bias = Callable[[int, slice, Tensor, range], Tensor]
-"""``bias(batch, heads, query, key)``: added to the logits of these heads, query rows and keys."""
-
-# What a strip leaves behind for each row, over the keys that are not sinks; x = logit - peak, and
-# every weight is relative to 2^peak.
-RAW: Final = (
-    "peak",
-    "total",
-    "weighted",
-    "square",
-    "distance",
-    "least",
-    "sum_x",
-    "sum_xx",
-    "count",
-    "largest",
-    "self",
-    "previous",
-)
-
-_TOP_BLOCK: Final = 128  # keys per block in the search for the largest logit
-_GAP: Final = 128  # hidden keys between two runs that are still cheaper to compute than to skip
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is measured: fixed for one call of ``measure``."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor | None
-    mask: Mask
-    scale: float
-    softcap: float | None
-    bias: Bias | None
-    sinks: Tensor | None
-    offset: int
-    rows: Tensor  # indices of the measured query rows, ascending, on the device
-    row_list: list[int]
-    every_row: bool
-    keep: Tensor | None  # (batch, query): rows that feed the reductions
-    sink_keys: int
-    pool: int | None
-    relative: bool
-    dtype: torch.dtype
-    tile: int
-    pad: int  # zero columns beside a run, so that skewed views stay inside the buffer
-    clean_v: bool  # v has no NaN and no infinity
-    bands: int  # distance bands, 0 without a common axis
-    runs_by_strip: dict[tuple[int, int, int], list[tuple[int, int]]] = field(default_factory=dict)
-    keys_by_head: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-
-    @property
-    def group(self) -> int:
-        return self.q.shape[1] // self.k.shape[1]
-
-    @property
-    def keys(self) -> int:
-        return self.k.shape[2]
-
-    def transposed_keys(self, batch: int, kv_head: int) -> Tensor:
-        """k of one head as ``d_head key``, contiguous: the layout that makes q kᵀ fastest."""
-        name = (batch, kv_head)
-        if name not in self.keys_by_head:
-            self.keys_by_head[name] = self.k[name].to(self.dtype).t().contiguous()
-        return self.keys_by_head[name]
-
-    def segments(self, batch: int, i0: int, i1: int) -> list[Segment]:
-        """The runs of visible keys, sinks left out, for the measured rows i0..i1-1."""
-        first, last = self.row_list[i0] + self.offset, self.row_list[i1 - 1] + self.offset
-        runs = self.mask.segments(batch, first, last, self.keys)
-        s = self.sink_keys
-        return [Segment(max(a, s), b, full) for a, b, full in runs if b > s]
-
-    def runs(self, batch: int, i0: int, i1: int) -> list[tuple[int, int]]:
-        """Column ranges that a strip keeps; the sinks are always part of one of them."""
-        name = (batch if self.mask.batches() is not None else 0, i0, i1)
-        if name not in self.runs_by_strip:
-            self.runs_by_strip[name] = self._find_runs(batch, i0, i1)
-        return self.runs_by_strip[name]
-
-    def _find_runs(self, batch: int, i0: int, i1: int) -> list[tuple[int, int]]:
-        out: list[tuple[int, int]] = [(0, self.sink_keys)] if self.sink_keys else []
-        for start, stop, _ in self.segments(batch, i0, i1):
-            if out and start - out[-1][1] < _GAP:
-                out[-1] = (out[-1][0], stop)
-            else:
-                out.append((start, stop))
-        return out
-
-
-@dataclass
-class Sums:
-    """What the rows of one (sequence, kv head) add up to; g query heads, R measured rows."""
-
-    raw: Tensor  # (len(RAW), g, R)
-    sink_logits: Tensor  # (g, R, s) base 2, -inf where hidden
-    log2_total: Tensor  # (g, R): log2 of the denominator, learned sink included
-    top_key: Tensor  # (g, R)
-    bands: Tensor | None  # (g, R, nb)
-    output: Tensor | None  # (g, R, d_value)
-    received: Tensor  # (g, n)
-    pooled: Tensor | None  # (g, Gq, Gk)
-
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """What is kept per row, as NumPy arrays on the same memory; empty where it is None."""
-        nothing = self.received.new_empty(0, 0, 0)
-        bands = nothing if self.bands is None else self.bands
-        output = nothing if self.output is None else self.output
-        rows = (self.raw, self.sink_logits, self.log2_total, self.top_key, bands, output)
-        return tuple(x.numpy() for x in rows)
-
-    def column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """The column sums and the pooled map, likewise."""
-        nothing = self.received.new_empty(0, 0, 0)
-        return self.received.numpy(), (nothing if self.pooled is None else self.pooled).numpy()
+__all__ = ["StripPass", "Workspace"]
 
 
 class Workspace:
@@ -154,48 +34,13 @@ class Workspace:
 
     def __init__(self, problem: Problem, rows: int, width: int) -> None:
         device, dtype = problem.q.device, problem.dtype
-        tile = -(-min(problem.tile, problem.keys) // _TOP_BLOCK) * _TOP_BLOCK
+        tile = -(-min(problem.tile, problem.keys) // TOP_BLOCK) * TOP_BLOCK
         # A stride that is a power of two would make all rows compete for the same cache lines.
         stride = -(-(width + 2 * problem.pad) // 16) * 16 + 16
         self.logits = torch.empty(rows * tile, dtype=dtype, device=device)
         self.kept = torch.zeros(rows, stride, dtype=dtype, device=device)
         blocks = 0 if problem.pool is None else -(-problem.keys // problem.pool) * problem.pool
         self.columns = torch.zeros(problem.group * blocks, dtype=dtype, device=device)
-
-
-@dataclass
-class _Rows:
-    """The running state of a strip: everything relative to ``peak`` (shape ``(g·t, 1)``)."""
-
-    peak: Tensor
-    total: Tensor
-    weighted: Tensor
-    square: Tensor
-    distance: Tensor
-    least: Tensor
-    sum_x: Tensor
-    sum_xx: Tensor
-    count: Tensor
-    top: Tensor
-    output: Tensor | None
-
-    def absorb(self, new: _Rows) -> _Rows:
-        """Merge a further tile, whose peak is already the maximum of both."""
-        drop = torch.where(self.peak == -math.inf, 0.0, self.peak - _finite(new.peak))
-        shrink = drop.exp2()
-        return _Rows(
-            peak=new.peak,
-            weighted=new.weighted.addcmul_(shrink, self.weighted.addcmul_(drop, self.total)),
-            total=new.total.addcmul_(shrink, self.total),
-            square=new.square.addcmul_(shrink * shrink, self.square),
-            distance=new.distance.addcmul_(shrink, self.distance),
-            least=torch.minimum(new.least, self.least + drop),
-            sum_xx=new.sum_xx + self.sum_xx + drop * (2 * self.sum_x + self.count * drop),
-            sum_x=new.sum_x + self.sum_x + self.count * drop,
-            count=new.count + self.count,
-            top=torch.where((new.peak > self.peak).squeeze(1), new.top, self.top),
-            output=None if self.output is None else new.output,
-        )
 
 
 class StripPass:
@@ -299,11 +144,11 @@ class StripPass:
         j1: int,
         segments: list[Segment],
         out: Tensor,
-        state: _Rows | None,
-    ) -> _Rows:
+        state: RunningRows | None,
+    ) -> RunningRows:
         """Logits of one tile; their exponentials go to ``out``, their sums into the state."""
         p, g, t, c = self.p, self.g, i1 - i0, j1 - j0
-        padded = -(-c // _TOP_BLOCK) * _TOP_BLOCK
+        padded = -(-c // TOP_BLOCK) * TOP_BLOCK
         whole = self.work.logits[: g * t * padded].view(g * t, padded)
         s = whole[:, :c]
         torch.mm(q, self.k[j0:j1].t(), out=s)
@@ -318,16 +163,16 @@ class StripPass:
         if p.bias is not None:
             holes, sure = [(j0, j1, s3 == -math.inf)], False
             count = (c - holes[0][2].sum(-1)).view(-1, 1).to(p.dtype)
-        peak, top = _peak(whole)
+        peak, top = peak_of(whole)
         if state is not None:
             peak = torch.maximum(peak, state.peak)
-        s.sub_(peak if sure else _finite(peak))
+        s.sub_(peak if sure else finite(peak))
         torch.exp2(s, out=out)
         for a, b, hidden in holes:
             s3[:, :, a - j0 : b - j0].masked_fill_(hidden, 0)
         total = out.sum(-1, keepdim=True)
         distance = self._distance(out, total, i0, i1, j0, j1) if p.relative else total.clone()
-        new = _Rows(
+        new = RunningRows(
             peak=peak,
             total=total,
             square=torch.linalg.vector_norm(out, dim=-1, keepdim=True).square_(),
@@ -351,7 +196,7 @@ class StripPass:
         e: Tensor,
         j0: int,
         j1: int,
-        state: _Rows | None,
+        state: RunningRows | None,
         old_peak: Tensor | None,
         peak: Tensor,
     ) -> Tensor | None:
@@ -364,7 +209,7 @@ class StripPass:
         if state is None or state.output is None or old_peak is None:
             o = torch.mm(e, v)
         else:
-            shrink = torch.where(old_peak == -math.inf, 0.0, old_peak - _finite(peak)).exp2()
+            shrink = torch.where(old_peak == -math.inf, 0.0, old_peak - finite(peak)).exp2()
             o = state.output.mul_(shrink).addmm_(e, v)
         return o if self.clean_v else poison(o, e, self.v[j0:j1])
 
@@ -408,28 +253,28 @@ class StripPass:
         apart = (ahead[:t] + first - self.key_position[None, j0:j1]).abs_()
         return (e.view(g, t, -1) * apart).sum(-1).view(-1, 1)
 
-    def _nothing(self, rows: int) -> _Rows:
+    def _nothing(self, rows: int) -> RunningRows:
         """The empty state: no key seen yet."""
         p = self.p
         zero = torch.zeros(rows, 1, dtype=p.dtype, device=p.q.device)
         none = torch.full_like(zero, -math.inf)
         output = None if self.v is None else zero.expand(-1, self.v.shape[1]).clone()
         top = torch.full((rows,), -1, device=p.q.device)
-        return _Rows(none, zero, zero, zero, zero, zero, zero, zero, zero, top, output)
+        return RunningRows(none, zero, zero, zero, zero, zero, zero, zero, zero, top, output)
 
     # -- after the tiles -------------------------------------------------------------------------
 
-    def _normaliser(self, state: _Rows, sink: Tensor) -> Tensor:
+    def _normaliser(self, state: RunningRows, sink: Tensor) -> Tensor:
         """log2 of each row's denominator, ``(g, t)``; -inf for a row that sees nothing."""
         parts = [(state.peak + state.total.log2()).view(self.g, -1, 1), sink]
         if self.sinks is not None:
             parts.append(self.sinks.view(-1, 1, 1).expand(-1, sink.shape[1], 1))
         logits = torch.cat(parts, -1)
-        top = _finite(logits.amax(-1, keepdim=True))
+        top = finite(logits.amax(-1, keepdim=True))
         return (logits - top).exp2_().sum(-1).log2_() + top.squeeze(-1)
 
     def _store(
-        self, sums: Sums, i0: int, i1: int, state: _Rows, sink: Tensor, log2_total: Tensor
+        self, sums: Sums, i0: int, i1: int, state: RunningRows, sink: Tensor, log2_total: Tensor
     ) -> None:
         """Keep the raw sums of the rows, and their output."""
         p, g = self.p, self.g
@@ -439,9 +284,9 @@ class StripPass:
         sums.log2_total[:, i0:i1] = log2_total
         sums.top_key[:, i0:i1] = state.top.view(g, -1)
         if sums.output is not None and state.output is not None and self.v is not None:
-            factor = _ratio(state.peak.view(g, -1), log2_total)
+            factor = ratio(state.peak.view(g, -1), log2_total)
             o = state.output.view(g, i1 - i0, -1).mul_(factor[..., None])
-            a = _ratio(sink, log2_total[..., None])
+            a = ratio(sink, log2_total[..., None])
             v = self.v[: p.sink_keys]
             if self.clean_v:
                 o.add_(a @ v)
@@ -463,7 +308,7 @@ class StripPass:
         """Turn the kept exponentials into weights and add up columns, blocks, bands, diagonals."""
         p, g, t = self.p, self.g, i1 - i0
         for out, peak in kept:
-            out.mul_(_ratio(peak, log2_total.view(-1, 1)))
+            out.mul_(ratio(peak, log2_total.view(-1, 1)))
         feeds = None
         if p.keep is not None:
             feeds = p.keep[self.batch, p.rows[i0:i1]].repeat(g)[:, None]
@@ -489,7 +334,7 @@ class StripPass:
         s = self.p.sink_keys
         if start != 0 or not s:
             return
-        a[:, :s] = _ratio(sink, log2_total[..., None]).flatten(0, 1)
+        a[:, :s] = ratio(sink, log2_total[..., None]).flatten(0, 1)
         inside = [x for x in self.p.segments(self.batch, i0, i1) if x.start < a.shape[1]]
         if inside and inside[0].start > s:
             a[:, s : inside[0].start] = 0
@@ -545,39 +390,3 @@ class StripPass:
             padded.zero_()
             padded[:, start - lo : stop - lo] = column_sums
             sums.pooled[:, row, lo // w : hi // w] += padded.view(g, -1, w).sum(-1)
-
-
-def places(runs: list[tuple[int, int]], pad: int) -> list[int]:
-    """The first column of each run in ``kept``: runs lie side by side, padded with zeros."""
-    out, at = [], pad
-    for start, stop in runs:
-        out.append(at)
-        at += stop - start + pad
-    return out
-
-
-def poison(o: Tensor, e: Tensor, v: Tensor) -> Tensor:
-    """Put NaN where a weight that is not zero meets a value that is not finite."""
-    bad = (~torch.isfinite(v)).to(e.dtype)
-    return o.masked_fill_((e != 0).to(e.dtype) @ bad > 0, math.nan)
-
-
-def _peak(whole: Tensor) -> tuple[Tensor, Tensor]:
-    """Row maxima and their columns, for about the price of the maxima alone.
-
-    The maximum of each block of keys comes first; only the winning block is searched.
-    """
-    blocks = whole.view(whole.shape[0], -1, _TOP_BLOCK)
-    best, where = blocks.amax(-1).max(-1, keepdim=True)
-    chosen = blocks.gather(1, where[..., None].expand(-1, 1, _TOP_BLOCK)).squeeze(1)
-    return best, where.squeeze(1) * _TOP_BLOCK + chosen.argmax(-1)
-
-
-def _finite(peak: Tensor) -> Tensor:
-    """A peak that can be subtracted: rows that see nothing have none, and get 0."""
-    return torch.where(peak == -math.inf, 0.0, peak)
-
-
-def _ratio(peak: Tensor, log2_total: Tensor) -> Tensor:
-    """2^(peak - total), and 0 for a row whose total is empty."""
-    return torch.where(log2_total == -math.inf, 0.0, (peak - log2_total).exp2_())

@@ -94,7 +94,7 @@ class Band(Mask):
 
 
 def Window(width: int) -> Band:
-    """A sliding window of ``width`` keys, the query's own included: position - width < j <= position.
+    """A sliding window of ``width`` keys, its own included: position - width < j <= position.
 
     Mistral 7B, Jiang et al. 2023 (arXiv:2310.06825), section 2. (FlashAttention's
     ``window_size=(L, 0)`` sees L + 1 keys.)

@@ -1,0 +1,176 @@
+"""How the strips of one ``measure`` are cut, shared over threads, and added up again.
+
+The cut depends on shapes and the memory budget alone, and parts are added in a fixed order: the
+result does not depend on how many threads there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from headwise.attention.plan import RAW, Problem, Sums
+from headwise.attention.strips import StripPass, Workspace
+from headwise.errors import OptionError
+
+__all__ = ["PAD", "compiles", "run_strips"]
+
+_STRIP_ROWS: Final = 256
+_LEAST_ROWS: Final = 16
+_TASKS: Final = 12  # pieces of work to share out
+_Task = tuple[int, int, int]  # sequence, kv head, part of the strips
+PAD: Final = _STRIP_ROWS  # zero columns beside a run of keys, where bands are read off skewed views
+
+
+def compiles(q: Tensor) -> bool:
+    """The one place that decides which form of the strip pass runs: compiled loops or torch."""
+    return q.device.type == "cpu" and q.dtype != torch.float64
+
+
+def _form(problem: Problem) -> tuple[type, type]:
+    """The workspace and the pass of the form that was decided on."""
+    if problem.compiled:
+        from headwise.attention.compiled import CompiledPass, CompiledWorkspace  # Numba loads here
+
+        return CompiledWorkspace, CompiledPass
+    return Workspace, StripPass
+
+
+def _strip_rows(problem: Problem, memory: int) -> tuple[int, int]:
+    """Query rows per strip (per kv head), and the widest run of columns a strip keeps."""
+    rows = max(1, min(_STRIP_ROWS // problem.group, len(problem.row_list)))
+    while True:
+        width = _widest(problem, _strips(problem, rows))
+        tile = min(problem.tile, problem.keys) + 128
+        item = torch.finfo(problem.dtype).bits // 8
+        need = item * problem.group * rows * (width + 2 * problem.pad + 32 + tile)
+        if need <= memory or rows <= max(1, _LEAST_ROWS // problem.group):
+            return rows, width
+        rows = max(rows // 2, 1)
+
+
+def _widest(problem: Problem, strips: list[tuple[int, int]]) -> int:
+    """Columns the widest strip keeps, pads between its runs included."""
+    widest = 0
+    batches = range(problem.q.shape[0]) if problem.mask.batches() is not None else range(1)
+    for b in batches:
+        for i0, i1 in strips:
+            runs = problem.runs(b, i0, i1)
+            width = sum(stop - start for start, stop in runs) + problem.pad * (len(runs) - 1)
+            widest = max(widest, width)
+    return widest
+
+
+def _strips(problem: Problem, rows: int) -> list[tuple[int, int]]:
+    """Cut the measured rows into strips of whole blocks of the pooled map, or of parts of one."""
+    total, pool = len(problem.row_list), problem.pool
+    if pool is None or not problem.every_row:
+        return [(i, min(total, i + rows)) for i in range(0, total, rows)]
+    step = pool * (rows // pool) if pool <= rows else rows
+    cuts, at = [0], 0
+    while at < total:
+        position = problem.row_list[at] + problem.offset
+        block = position - position % pool
+        ahead = step - (position - block) if pool <= rows else min(rows, block + pool - position)
+        at = min(total, at + max(1, ahead))
+        cuts.append(at)
+    return list(pairwise(cuts))
+
+
+def _workers(problem: Problem, workers: int | None) -> int:
+    if workers is not None and workers < 1:
+        raise OptionError(f"workers={workers}", allowed="1 or more")
+    if problem.q.device.type != "cpu":
+        return 1
+    return torch.get_num_threads() if workers is None else workers
+
+
+def run_strips(problem: Problem, workers: int | None, memory: int) -> list[list[Sums]]:
+    """All strips of all (sequence, kv head), shared over threads; sums per (batch, kv head)."""
+    rows, width = _strip_rows(problem, memory)
+    strips = _strips(problem, rows)
+    batch, kv_heads = problem.k.shape[:2]
+    parts = max(1, min(len(strips), -(-_TASKS // (batch * kv_heads))))
+    count = min(_workers(problem, workers), batch * kv_heads * parts)
+    totals = [[_empty_sums(problem) for _ in range(kv_heads)] for _ in range(batch)]
+    tasks = [(b, h, x) for b in range(batch) for h in range(kv_heads) for x in range(parts)]
+    workspace, strip_pass = _form(problem)
+    spaces = [workspace(problem, problem.group * rows, width) for _ in range(count)]
+
+    @torch.no_grad()  # the caller's own no_grad does not reach the threads
+    def work(task: _Task) -> Sums:
+        b, h, part = task
+        space = spaces.pop()
+        try:
+            sums = _share(totals[b][h])
+            head = strip_pass(problem, b, h, space)
+            # Every parts-th strip, so that parts of a causal mask weigh the same.
+            for i0, i1 in strips[part::parts]:
+                head.absorb(sums, i0, i1)
+            return sums
+        finally:
+            spaces.append(space)
+
+    for (b, h, _), done in zip(tasks, _map(work, tasks, count), strict=True):
+        totals[b][h].received += done.received
+        pooled = totals[b][h].pooled
+        if pooled is not None and done.pooled is not None:
+            pooled += done.pooled
+    return totals
+
+
+def _map(work: Callable[[_Task], Sums], tasks: list[_Task], count: int) -> list[Sums]:
+    """Run tasks on ``count`` threads, each with one intra-op thread; order is kept."""
+    if count == 1:
+        return [work(task) for task in tasks]
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(
+            count, initializer=torch.set_num_threads, initargs=(1,)
+        ) as executor:
+            return list(executor.map(work, tasks))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _empty_sums(problem: Problem) -> Sums:
+    """Sums of no rows yet."""
+    g, r, n = problem.group, len(problem.row_list), problem.keys
+    kind: dict[str, Any] = {"dtype": problem.dtype, "device": problem.q.device}
+    pooled = None
+    if problem.pool is not None:
+        first, last = (problem.row_list[i] + problem.offset for i in (0, -1))
+        blocks = last // problem.pool - first // problem.pool + 1
+        pooled = torch.zeros(g, blocks, -(-n // problem.pool), **kind)
+    output = None
+    if problem.every_row and problem.v is not None:
+        output = torch.empty(g, r, problem.v.shape[-1], **kind)
+    return Sums(
+        raw=torch.zeros(len(RAW), g, r, **kind),
+        sink_logits=torch.empty(g, r, problem.sink_keys, **kind),
+        log2_total=torch.empty(g, r, **kind),
+        top_key=torch.full((g, r), -1, device=problem.q.device),
+        bands=torch.zeros(g, r, problem.bands, **kind) if problem.bands else None,
+        output=output,
+        received=torch.zeros(g, n, **kind),
+        pooled=pooled,
+    )
+
+
+def _share(sums: Sums) -> Sums:
+    """The same rows, and own column sums: what one part of the strips writes to."""
+    return Sums(
+        raw=sums.raw,
+        sink_logits=sums.sink_logits,
+        log2_total=sums.log2_total,
+        top_key=sums.top_key,
+        bands=sums.bands,
+        output=sums.output,
+        received=torch.zeros_like(sums.received),
+        pooled=None if sums.pooled is None else torch.zeros_like(sums.pooled),
+    )
