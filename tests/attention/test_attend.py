@@ -43,7 +43,7 @@ _plain_init = problem.Problem.__init__
 
 def _tiling(rows: int, width: int):  # type: ignore[no-untyped-def]
     def init(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-        _plain_init(self, *args, **kwargs, rows=rows, width=width)
+        _plain_init(self, *args, **{**kwargs, "rows": rows, "width": width})
 
     return init
 
