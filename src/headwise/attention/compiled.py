@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.attention.plan import LOG2E, Problem, Sums, places, poison
+from headwise.attention.blas import sgemm_address
+from headwise.attention.part_kernel import absorb_part
+from headwise.attention.plan import LOG2E, Form, Problem, Sums, places, poison
 from headwise.attention.strip_kernels import (
     STATE,
     absorb_tile,
@@ -34,17 +36,44 @@ class CompiledWorkspace:
         # A stride that is a power of two would make all rows compete for the same cache lines.
         stride = -(-width // 16) * 16 + 16
         d_value = 0 if problem.v is None else problem.v.shape[-1]
-        self.queries = torch.empty(rows * problem.q.shape[-1])
+        self.queries = torch.empty(rows, problem.q.shape[-1])
         self.logits = torch.empty(rows * min(problem.tile, problem.keys))
         self.kept = torch.zeros(rows, stride)
         self.output = torch.empty(rows, d_value)
         self.kept_array, self.output_array = self.kept.numpy(), self.output.numpy()
-        self.logits_array = self.logits.numpy()
-        self.state = np.empty((rows, STATE), np.float32)
+        self.logits_array, self.queries_array = self.logits.numpy(), self.queries.numpy()
+        self.state = np.empty((rows, STATE + 1), np.float32)
         self.top = np.empty(rows, np.int64)
         self.sink = np.empty((rows, problem.sink_keys), np.float32)
         self.bands = np.empty((rows, problem.bands), np.float32)
         self.scratch = np.empty(_CHUNK, np.float32)
+        tiles = -(-problem.keys // problem.tile) + 2
+        self.peaks = np.empty((tiles, rows), np.float32)
+        self.factors = np.empty((tiles, rows), np.float32)
+        self.table = np.empty((tiles, 3), np.int64)
+        self.size = np.empty(7, np.int32)
+        self.number = np.array([1, 0], np.float32)
+        self.plain = np.frombuffer(b"N", np.uint8).copy()
+
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """What ``absorb_part`` works in."""
+        return (
+            self.logits_array,
+            self.kept_array,
+            self.output_array,
+            self.state,
+            self.top,
+            self.sink,
+            self.bands,
+            self.peaks,
+            self.factors,
+            self.table,
+            self.queries_array,
+            self.scratch,
+            self.size,
+            self.number,
+            self.plain,
+        )
 
 
 class CompiledPass:
@@ -57,6 +86,8 @@ class CompiledPass:
         self.q = p.q[batch, self.heads]
         self.k_t = p.transposed_keys(batch, kv_head)
         self.v = None if p.v is None else p.v[batch, kv_head].to(p.dtype)
+        if self.v is not None and self.v.stride(1) != 1:
+            self.v = self.v.contiguous()
         self.learned = np.empty(0, np.float32)
         if p.sinks is not None:
             self.learned = (p.sinks[self.heads].to(p.dtype) * LOG2E).numpy()
@@ -73,8 +104,32 @@ class CompiledPass:
         if p.keep is not None:
             self.feeds = p.keep[batch, p.rows].to(p.dtype).numpy()
 
-    def absorb(self, sums: Sums, i0: int, i1: int) -> None:
-        """Measure the rows i0..i1-1 and add them to ``sums``."""
+    def absorb(self, sums: Sums, strips: list[tuple[int, int]]) -> None:
+        """Measure these strips and add them to ``sums``."""
+        if self.p.form is Form.WHOLE:
+            self._absorb_part(sums, strips)
+        else:
+            for i0, i1 in strips:
+                self._absorb_strip(sums, i0, i1)
+
+    def _absorb_part(self, sums: Sums, strips: list[tuple[int, int]]) -> None:
+        """All strips in one compiled call."""
+        p = self.p
+        index = torch.cat([torch.arange(i0, i1) for i0, i1 in strips])
+        rows = self.q[:, index if p.every_row else p.rows[index]]
+        queries = (rows.to(p.dtype) * (p.scale * LOG2E)).contiguous()
+        values, stride, d_value = 0, 1, 0
+        if self.v is not None:
+            values, stride, d_value = self.v.data_ptr(), self.v.stride(0), self.v.shape[1]
+        absorb_part(
+            sgemm_address(), queries.numpy(), np.array(strips, np.int64), self.k_t.numpy(), values,
+            stride, d_value, self.position, self.lo, self.hi, p.sink_keys, self.sink_values,
+            self.learned, self.feeds, self.block, self.pool, p.tile, self.work.arrays(),
+            sums.arrays(), *sums.column_arrays(),
+        )  # fmt: skip
+
+    def _absorb_strip(self, sums: Sums, i0: int, i1: int) -> None:
+        """One strip, returning to torch for its matrix products and whatever changes logits."""
         p, w, t = self.p, self.work, i1 - i0
         r = self.g * t
         runs = p.runs(self.batch, i0, i1)
@@ -92,7 +147,7 @@ class CompiledPass:
             if self.holes or p.softcap or p.bias is not None:
                 self._finish_logits(logits.view(self.g, t, c), i0, i1, j0, j1)
             absorb_tile(
-                w.logits_array[: r * c].reshape(r, c), w.kept_array, place, j0, c, position, lo, hi,
+                x, w.logits_array[: r * c].reshape(r, c), w.kept_array, place, j0, c, position, lo, hi,
                 self.holes, p.sink_keys, *rows[:4], peaks[x], rows[4],
             )  # fmt: skip
             if self.v is not None:
@@ -118,9 +173,9 @@ class CompiledPass:
         """Query rows, scaled so that logits come out in base 2: ``(head row) d_head``."""
         p = self.p
         rows = self.q[:, i0:i1] if p.every_row else self.q[:, p.rows[i0:i1]]
-        out = self.work.queries[: rows.numel()].view(rows.shape)
-        torch.mul(rows.to(p.dtype), p.scale * LOG2E, out=out)
-        return out.view(-1, rows.shape[-1])
+        out = self.work.queries[: self.g * (i1 - i0)]
+        torch.mul(rows.to(p.dtype), p.scale * LOG2E, out=out.view(rows.shape))
+        return out
 
     def _tiles(self, runs: list[tuple[int, int]], where: list[int]) -> list[tuple[int, int, int]]:
         """Key tiles (start, stop, column of ``kept``)."""

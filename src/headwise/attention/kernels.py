@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, njit, types
 from numba.extending import intrinsic
 
 __all__ = [
     "add_bands",
+    "bare",
     "exp2",
-    "extremes",
+    "extremes_with_holes",
     "find",
     "peek",
     "total_of",
@@ -33,8 +34,6 @@ __all__ = [
 # their meaning. The exponential must not be reordered: it rounds by adding a large number.
 _SUMS: Any = {"reassoc", "contract", "nsz", "arcp"}
 _EXACT: Any = {"contract"}
-# The search for extremes alone assumes that there is no NaN: the sums of the row will tell.
-_EXTREMES: Any = {"reassoc", "contract", "nsz", "arcp", "nnan"}
 
 _INF = np.float32(np.inf)
 _ZERO, _ONE = np.float32(0), np.float32(1)
@@ -91,6 +90,27 @@ def _bits_from_float(typingctx, x):
     return types.int32(types.float32), build
 
 
+@intrinsic
+def _pointer(typingctx, array):
+    """The address of an array's first element, typed."""
+    kind = types.CPointer(array.dtype)
+
+    def build(context, builder, signature, args):
+        return context.make_array(array)(context, builder, args[0]).data
+
+    return kind(array), build
+
+
+@njit
+def bare(array):
+    """The same memory as an array that nobody counts references to.
+
+    Every slice of a counted array costs two locked instructions; a row of a strip has a dozen. The
+    caller keeps the memory alive.
+    """
+    return carray(_pointer(array), array.shape)
+
+
 def _llvm_binary(name: str):
     """An LLVM intrinsic of two float32: unlike a comparison, it can become a vector reduction."""
 
@@ -125,20 +145,8 @@ def exp2(x):
     return p * _float_from_bits(np.int32(_bits_from_float(rounded) << np.int32(23)))
 
 
-@njit(fastmath=_EXTREMES, nogil=True, cache=True)
-def _extremes_of_block(s):
-    """Largest and least logit."""
-    wide()
-    top, low = -_INF, _INF
-    for j in range(s.shape[0]):
-        x = s[j]
-        top = _max(top, x)
-        low = _min(low, x)
-    return top, low
-
-
 @njit(nogil=True, cache=True)
-def _extremes_of_block_with_holes(s):
+def extremes_with_holes(s):
     """Largest logit, and the least one that is not hidden (-inf).
 
     Floats are compared as integers of the same order, where "hidden" can be moved to the far end
@@ -157,47 +165,29 @@ def _extremes_of_block_with_holes(s):
     )
 
 
-@njit(nogil=True, cache=True)
-def extremes(s, holes):
-    """Largest and least visible logit, and where the largest is."""
-    wide()
-    best, least, where = -_INF, _INF, 0
-    for start in range(0, s.shape[0], _BLOCK):
-        block = s[start : start + _BLOCK]
-        if holes:
-            top, low = _extremes_of_block_with_holes(block)
-        else:
-            top, low = _extremes_of_block(block)
-        if top > best or top != top:
-            best, where = top, start
-        if low < least:
-            least = low
-    for j in range(where, min(s.shape[0], where + _BLOCK)):
-        if s[j] == best:
-            return best, least, j
-    return best, least, where
-
-
-@njit(nogil=True, cache=True)
+@njit(fastmath=_SUMS, nogil=True, cache=True)
 def peek(s):
     """A reference for a row not yet seen: the largest of its first logits."""
-    return _extremes_of_block(s[:_PEEK])[0]
+    top = -_INF
+    for j in range(min(_PEEK, s.shape[0])):
+        top = _max(top, s[j])
+    return top
 
 
 @njit(nogil=True, cache=True)
-def find(s, peak, value):
-    """The first column where s - peak is ``value``."""
+def find(e, value):
+    """The first column that holds ``value``; -1 if none does."""
     wide()
-    for start in range(0, s.shape[0], _BLOCK):
-        block = s[start : start + _BLOCK]
+    for start in range(0, e.shape[0], _BLOCK):
+        block = e[start : start + _BLOCK]
         here = np.int32(0)
         for j in range(block.shape[0]):
-            here |= np.int32(block[j] - peak == value)
+            here |= np.int32(block[j] == value)
         if here:
             for j in range(block.shape[0]):
-                if block[j] - peak == value:
+                if block[j] == value:
                     return start + j
-    return 0
+    return -1
 
 
 @njit(fastmath=_SUMS, nogil=True, cache=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from headwise.attention.masks import Mask, Segment
 
-__all__ = ["LOG2E", "RAW", "Bias", "Problem", "Sums", "places", "poison"]
+__all__ = ["LOG2E", "RAW", "Bias", "Form", "Problem", "Sums", "places", "poison"]
 
 LOG2E: Final = math.log2(math.e)
 
@@ -44,6 +45,14 @@ RAW: Final = (
 _GAP: Final = 128  # hidden keys between two runs that are still cheaper to compute than to skip
 
 
+class Form(Enum):
+    """How the strip pass is carried out; the mathematics is the same."""
+
+    TENSORS = "tensor operations: any device, any dtype"
+    LOOPS = "compiled row loops between torch's matrix products: CPU, float32"
+    WHOLE = "whole strips compiled, products included: masks of one run of keys per row, no bias"
+
+
 @dataclass(frozen=True)
 class Problem:
     """What is measured: fixed for one call of ``measure``."""
@@ -66,7 +75,7 @@ class Problem:
     relative: bool
     dtype: torch.dtype
     tile: int
-    compiled: bool  # compiled row loops, or tensor operations
+    form: Form
     pad: int  # zero columns beside a run, so that skewed views stay inside the buffer
     clean_v: bool  # v has no NaN and no infinity
     bands: int  # distance bands, 0 without a common axis

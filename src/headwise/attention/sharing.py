@@ -12,38 +12,51 @@ from itertools import pairwise
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
-from headwise.attention.plan import RAW, Problem, Sums
+from headwise.attention.plan import RAW, Form, Problem, Sums
 from headwise.attention.strips import StripPass, Workspace
 from headwise.errors import OptionError
 
-__all__ = ["PAD", "compiles", "run_strips"]
+__all__ = ["PAD", "TILES", "choose_form", "run_strips"]
 
-_STRIP_ROWS: Final = 256
+# Rows of a strip and keys of a tile. Where every step is a call from Python, few large ones; where
+# strips are compiled whole, such that a tile's logits and weights stay in the second-level cache.
+_ROWS: Final = {Form.TENSORS: 256, Form.LOOPS: 256, Form.WHOLE: 64}
+TILES: Final = {Form.TENSORS: 4096, Form.LOOPS: 4096, Form.WHOLE: 1024}
 _LEAST_ROWS: Final = 16
 _TASKS: Final = 12  # pieces of work to share out
 _Task = tuple[int, int, int]  # sequence, kv head, part of the strips
-PAD: Final = _STRIP_ROWS  # zero columns beside a run of keys, where bands are read off skewed views
+PAD: Final = (
+    256  # at least _ROWS: zero columns beside a run of keys, where bands are read off skewed views
+)
 
 
-def compiles(q: Tensor) -> bool:
-    """The one place that decides which form of the strip pass runs: compiled loops or torch."""
-    return q.device.type == "cpu" and q.dtype != torch.float64
+def choose_form(problem: Problem) -> Form:
+    """The one place that decides how the pass is carried out."""
+    if problem.q.device.type != "cpu" or problem.dtype != torch.float32:
+        return Form.TENSORS
+    if problem.bias is not None or problem.softcap or not problem.clean_v:
+        return Form.LOOPS
+    from headwise.attention.blas import sgemm_address
+
+    position = problem.rows + problem.offset
+    batches = range(problem.mask.batches() or 1)
+    runs = all(problem.mask.interval(b, position, problem.keys) is not None for b in batches)
+    return Form.WHOLE if runs and sgemm_address() is not None else Form.LOOPS
 
 
-def _form(problem: Problem) -> tuple[type, type]:
-    """The workspace and the pass of the form that was decided on."""
-    if problem.compiled:
-        from headwise.attention.compiled import CompiledPass, CompiledWorkspace  # Numba loads here
+def _passes(form: Form) -> tuple[type, type]:
+    """The workspace and the pass of a form."""
+    if form is Form.TENSORS:
+        return Workspace, StripPass
+    from headwise.attention.compiled import CompiledPass, CompiledWorkspace  # Numba loads here
 
-        return CompiledWorkspace, CompiledPass
-    return Workspace, StripPass
+    return CompiledWorkspace, CompiledPass
 
 
 def _strip_rows(problem: Problem, memory: int) -> tuple[int, int]:
     """Query rows per strip (per kv head), and the widest run of columns a strip keeps."""
-    rows = max(1, min(_STRIP_ROWS // problem.group, len(problem.row_list)))
+    rows = max(1, min(_ROWS[problem.form] // problem.group, len(problem.row_list)))
     while True:
         width = _widest(problem, _strips(problem, rows))
         tile = min(problem.tile, problem.keys) + 128
@@ -99,7 +112,7 @@ def run_strips(problem: Problem, workers: int | None, memory: int) -> list[list[
     count = min(_workers(problem, workers), batch * kv_heads * parts)
     totals = [[_empty_sums(problem) for _ in range(kv_heads)] for _ in range(batch)]
     tasks = [(b, h, x) for b in range(batch) for h in range(kv_heads) for x in range(parts)]
-    workspace, strip_pass = _form(problem)
+    workspace, strip_pass = _passes(problem.form)
     spaces = [workspace(problem, problem.group * rows, width) for _ in range(count)]
 
     @torch.no_grad()  # the caller's own no_grad does not reach the threads
@@ -110,8 +123,7 @@ def run_strips(problem: Problem, workers: int | None, memory: int) -> list[list[
             sums = _share(totals[b][h])
             head = strip_pass(problem, b, h, space)
             # Every parts-th strip, so that parts of a causal mask weigh the same.
-            for i0, i1 in strips[part::parts]:
-                head.absorb(sums, i0, i1)
+            head.absorb(sums, strips[part::parts])
             return sums
         finally:
             spaces.append(space)

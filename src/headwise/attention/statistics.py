@@ -14,7 +14,7 @@ for every other statistic.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -24,13 +24,12 @@ from headwise.attention.bands import band_edges
 from headwise.attention.heads import group_size
 from headwise.attention.masks import Everything, Mask
 from headwise.attention.naming import name_rows
-from headwise.attention.plan import Bias, Problem, Sums
-from headwise.attention.sharing import PAD, compiles, run_strips
+from headwise.attention.plan import Bias, Form, Problem, Sums
+from headwise.attention.sharing import PAD, TILES, choose_form, run_strips
 from headwise.errors import OptionError, ShapeError
 
 __all__ = ["Statistics", "choose_rows", "measure"]
 
-_TILE: Final = 4096
 _MEMORY: Final = 48 * 2**20
 
 
@@ -104,7 +103,7 @@ def measure(
     relative: bool = True,
     workers: int | None = None,
     memory: int = _MEMORY,
-    tile: int = _TILE,
+    tile: int | None = None,
 ) -> Statistics:
     """Attention output and every statistic of its weights in one pass and O(n) memory.
 
@@ -124,7 +123,7 @@ def measure(
     - ``relative``: False when queries and keys share no axis (cross-attention): then distance,
       self, previous and bands are NaN or absent
     - ``workers``: threads (default: torch's); ``memory``: bytes of buffers for each of them;
-      ``tile``: keys per matrix product
+      ``tile``: keys per matrix product (default: by the form of the pass)
 
     Example:
         >>> q = k = torch.zeros(1, 1, 4, 2)
@@ -139,7 +138,6 @@ def measure(
     chosen = _chosen(rows, queries)
     row_list = chosen.tolist()
     offset = keys - queries if offset is None else offset
-    compiled = compiles(q)
     problem = Problem(
         q=q,
         k=k,
@@ -158,11 +156,18 @@ def measure(
         pool=pool,
         relative=relative,
         dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
-        tile=max(1, tile),
-        compiled=compiled,
-        pad=PAD if relative and not compiled else 0,
+        tile=1,
+        form=Form.TENSORS,
+        pad=0,
         bands=_bands(row_list[0] + offset, row_list[-1] + offset, keys, mask) if relative else 0,
         clean_v=v is None or bool(v.sum().isfinite()) or bool(torch.isfinite(v).all()),
+    )
+    form = choose_form(problem)
+    problem = replace(
+        problem,
+        form=form,
+        tile=TILES[form] if tile is None else max(1, tile),
+        pad=PAD if relative and form is Form.TENSORS else 0,
     )
     return _finish(problem, run_strips(problem, workers, memory))
 

@@ -13,8 +13,9 @@ from numba import njit
 
 from headwise.attention.kernels import (
     add_bands,
+    bare,
     exp2,
-    extremes,
+    extremes_with_holes,
     find,
     peek,
     total_of,
@@ -28,6 +29,7 @@ __all__ = ["STATE", "absorb_tile", "close_rows", "open_rows", "sum_columns"]
 # Columns of a row's running state, in the order of ``problem.RAW``.
 PEAK, TOTAL, WEIGHTED, SQUARE, DISTANCE, LEAST, SUM_X, SUM_XX, COUNT, LARGEST = range(10)
 STATE = 10
+TOP = 10  # the kept value of the largest weight, in the tile where it is
 
 _SUMS: Any = {"reassoc", "contract", "nsz", "arcp"}
 
@@ -50,6 +52,7 @@ def open_rows(state, top, sink_logits, bands, output):
 
 @njit(nogil=True, cache=True)
 def absorb_tile(
+    number,
     logits,
     kept,
     where,
@@ -72,9 +75,16 @@ def absorb_tile(
     ``logits`` is ``row width``; the exponentials go to ``kept[:, where : where + width]``. Row x
     sees keys lo..hi-1; with ``holes``, not those whose logit is -inf. The first ``sinks`` keys
     are set aside. ``peaks`` receives the peak that this tile's exponentials are relative to;
-    ``output`` is rescaled when the peak moves.
+    ``output`` is rescaled when the peak moves; ``top`` gets the number of the tile with the largest
+    logit so far.
     """
-    wide()
+    logits, kept, state, bands, output = (
+        bare(logits),
+        bare(kept),
+        bare(state),
+        bare(bands),
+        bare(output),
+    )
     t = position.shape[0]
     for x in range(logits.shape[0]):
         i = x % t
@@ -89,17 +99,16 @@ def absorb_tile(
         if a >= b:
             continue
         ahead = np.float32(position[i] - j0 - a)
-        at = _absorb_row(state[x], s[a:b], e[a:b], ahead, holes, bands[x], output[x])
+        if _absorb_row(state[x], s[a:b], e[a:b], ahead, holes, bands[x], output[x]):
+            top[x] = number
         peaks[x] = state[x, PEAK]
-        if at >= 0:
-            top[x] = at + a + j0
         if bands.shape[1]:
             add_bands(bands[x], e, a, b, position[i] - j0)
 
 
 @njit(nogil=True, cache=True)
 def _absorb_row(row, s, e, ahead, holes, bands, output):
-    """One row of a tile; returns the column of its largest logit when that is a new record.
+    """One row of a tile; returns whether its largest logit is the largest of the row so far.
 
     The row's exponentials are relative to a reference that is near its largest logit, not exactly
     that: the first logits of the row give it, and only where a later one is larger by more than
@@ -107,10 +116,10 @@ def _absorb_row(row, s, e, ahead, holes, bands, output):
     """
     seen = row[PEAK] != -_INF
     if holes:
-        best, least, at = extremes(s, True)
+        best, least = extremes_with_holes(s)
         if best == -_INF:
             e[:] = _ZERO
-            return -1
+            return False
         peak = max(row[PEAK], best)
         total, weighted, square, distance, sum_x, sum_xx, count = weigh_holes(s, e, peak, ahead)
         largest, least = best - peak, least - peak
@@ -121,11 +130,11 @@ def _absorb_row(row, s, e, ahead, holes, bands, output):
             peak += sums[7]
             sums = weigh(s, e, peak, ahead)
         total, weighted, square, distance, sum_x, sum_xx, count, largest, least = sums
-        at = -1
     if seen and peak != row[PEAK]:
         _lower(row, bands, output, row[PEAK] - peak)
     record = not seen or largest > row[LARGEST]
-    row[LARGEST] = largest if record else row[LARGEST]
+    if record:
+        row[LARGEST], row[TOP] = largest, exp2(largest)
     row[LEAST] = min(row[LEAST], least) if seen else least
     row[PEAK] = peak
     row[TOTAL] += total
@@ -135,9 +144,7 @@ def _absorb_row(row, s, e, ahead, holes, bands, output):
     row[SUM_X] += sum_x
     row[SUM_XX] += sum_xx
     row[COUNT] += count
-    if not record:
-        return -1
-    return at if holes else find(s, peak, largest)
+    return record
 
 
 @njit(fastmath=_SUMS, nogil=True, cache=True)
@@ -184,6 +191,13 @@ def close_rows(
     ``tiles`` is ``tile (start, stop, place)``; ``peaks`` and ``factors`` are ``tile row``: a kept
     exponential times its factor is the weight. The sinks' weights are written to ``kept``.
     """
+    state, sink_logits, bands, output, kept = (
+        bare(state),
+        bare(sink_logits),
+        bare(bands),
+        bare(output),
+        bare(kept),
+    )
     t, sinks = position.shape[0], sink_logits.shape[1]
     a_sink = np.zeros(sinks, np.float32)
     for x in range(state.shape[0]):
@@ -202,7 +216,7 @@ def close_rows(
         for k in range(STATE):
             raw[k, head, target] = row[k]
         log2_total[head, target] = total
-        top_out[head, target] = top[x]
+        top_out[head, target] = _key_at_top(top[x], row[TOP], x, kept, tiles)
         for back in range(2):
             raw[STATE + back, head, target] = _weight_at(
                 position[i] - back, x, a_sink, kept, tiles, factors
@@ -234,6 +248,15 @@ def _denominator(row, sink_logits, null):
     for j in range(sink_logits.shape[0]):
         total += _power(sink_logits[j] - top)
     return top + np.float32(np.log2(total))
+
+
+@njit(nogil=True, cache=True)
+def _key_at_top(tile, value, x, kept, tiles):
+    """The key in this tile whose kept value is the largest of row x."""
+    if tile < 0:
+        return -1
+    start, stop, place = tiles[tile]
+    return start + find(kept[x, place : place + stop - start], value)
 
 
 @njit(nogil=True, cache=True)

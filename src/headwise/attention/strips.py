@@ -100,8 +100,12 @@ class StripPass:
 
     # -- the pass --------------------------------------------------------------------------------
 
-    def absorb(self, sums: Sums, i0: int, i1: int) -> None:
-        """Measure the rows i0..i1-1 and add them to ``sums``."""
+    def absorb(self, sums: Sums, strips: list[tuple[int, int]]) -> None:
+        """Measure these strips and add them to ``sums``."""
+        for i0, i1 in strips:
+            self._absorb_strip(sums, i0, i1)
+
+    def _absorb_strip(self, sums: Sums, i0: int, i1: int) -> None:
         p, g, t = self.p, self.g, i1 - i0
         runs = p.runs(self.batch, i0, i1)
         segments = p.segments(self.batch, i0, i1)
