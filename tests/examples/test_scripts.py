@@ -1,0 +1,71 @@
+"""The scripts in examples/ run as a reader would run them, on a tiny model, and say what they say."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+import pytest
+
+from tests.examples.blocks import ROOT
+from tests.examples.models import DECODER, OTHER_DECODER
+
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+MOST_LINES = 60
+
+
+@pytest.fixture
+def shown(models, monkeypatch, capsys):
+    def run(script: str, *arguments: str) -> str:
+        path = ROOT / "examples" / f"{script}.py"
+        monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+        runpy.run_path(str(path), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_observe_your_loop(shown, models):
+    out = shown("observe_your_loop", models[DECODER])
+    assert "exact over all rows" in out
+    assert "4 (2 key-value heads)" in out
+    assert len(out.split("previous_mass")[1].splitlines()) == 6
+
+
+def test_generate(shown, models):
+    out = shown("generate", models[DECODER], "abc", "--tokens", "5").splitlines()
+    lines = out[-7:]  # three of the prompt, four of the five new ones: the last is never read
+    assert [line.endswith("new") for line in lines] == [False] * 3 + [True] * 4
+    first = lines[0].split()
+    assert first[:4] == ["'a'", "1.000", "0.000", "1.000"]
+    assert "(12 of 12)" in lines[0]
+
+
+def test_long_text(shown, models):
+    out = shown("long_text", models[DECODER], "--layer", "1", "--tokens", "1031")
+    assert "1,031" in out
+    assert "layer 0 |" in out
+    assert "layer 1 |" not in out
+    assert "the 4 matrices of weights:     16 MiB" in out
+
+
+def test_training_step(shown, models):
+    lines = shown("training_step", models[DECODER]).splitlines()
+    assert lines[0].startswith("loss 5.")  # about ln 263
+    rows = [line.split() for line in lines[2:5]]
+    assert [row[0] for row in rows] == ["0", "1", "2"]
+    assert all(float(row[3]) > 0 for row in rows)
+
+
+def test_compare_two_models(shown, models):
+    out = shown("compare_two_models", models[DECODER], models[OTHER_DECODER], "--tokens", "101")
+    assert "entropy_fraction" in out.split("the head that differs most")[0]
+    assert len(out.split("the head that differs most")[1].strip().splitlines()) == 5
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_scripts_are_short_and_tested(script):
+    source = script.read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= MOST_LINES
+    assert f"python examples/{script.name} MODEL" in source
+    assert f"def test_{script.stem}(" in (ROOT / "tests/examples/test_scripts.py").read_text()
