@@ -29,9 +29,7 @@ def main() -> None:
     loaded.model.config.num_hidden_layers = len(blocks)
 
     before = peak()
-    scan = hw.scan(
-        loaded, text, tokens=options.tokens, layers=[options.layer], allow_long=True
-    )
+    scan = hw.scan(loaded, text, tokens=options.tokens, layers=[options.layer], allow_long=True)
     print(scan)
     print()
     heads = scan.dataset.sizes["head"]

@@ -124,14 +124,14 @@ EXAMPLES: Final = {
     "Scan": '>>> scan = hw.scan(loaded, tokens=257)\n>>> scan.dataset.sizes["key"]\n257',
     "Scan.merge": '>>> other = hw.scan(loaded, "It was the best of times.")\n'
     '>>> scan.merge(other).dataset["document"].max().item()\n1',
-    "Scan.save": '>>> scan.save("scan.nc")\nPosixPath(\'scan.nc\')',
+    "Scan.save": ">>> scan.save(\"scan.nc\")\nPosixPath('scan.nc')",
     "Scan.to_dataframe": ">>> table = scan.to_dataframe()\n"
     '>>> sharpest = table.nsmallest(3, "entropy")[["layer", "head", "entropy"]]\n'
     ">>> len(sharpest)\n3",
     "hw.load_scan": '>>> hw.load_scan("scan.nc").identical(scan.dataset)\nTrue',
     "Finding": ">>> for finding in hw.findings(scan):\n"
     "...     line = f'{finding.severity}: {finding.sentence}'",
-    "hw.report": '>>> hw.report(scan, "scan.html")\nPosixPath(\'scan.html\')',
+    "hw.report": ">>> hw.report(scan, \"scan.html\")\nPosixPath('scan.html')",
     "hw.attention.log_sum_exp": ">>> hw.attention.log_sum_exp(torch.zeros(1, 8)).exp()\n"
     "tensor([8.])",
     "hw.attention.output": ">>> half = torch.full((1, 1, 1, 2), 0.5)\n"
@@ -188,7 +188,7 @@ def _stub(name: str, function: Callable[..., Any]) -> str:
             shown, starred = [*shown, "*"], True
         shown.append(str(p).replace("'", ""))
     body = "".join(f"    {each},\n" for each in shown)
-    return f"def {name}(\n{body}) -> {str(signature.return_annotation)}: ..."
+    return f"def {name}(\n{body}) -> {signature.return_annotation!s}: ..."
 
 
 def _docstring(thing: Any) -> tuple[str, str]:

@@ -15,11 +15,19 @@ import pytest
 from headwise.cli.app import run
 from tests.examples.blocks import PAGES, ROOT, Block, blocks, commands, name
 from tests.examples.models import substitute
+from tests.parity.families import FAMILIES, REFUSED
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 30
 LANGUAGES = {"python", "pycon", "sh", "text", "html", "json"}
 # Shell lines that set up the machine; what they must say is checked by name below.
-SET_UP = ("pip install ", "pytest", "python -m venv ", "python scripts/", "python examples/")
+SET_UP = (
+    "pip install ",
+    "pytest",
+    "python -m venv ",
+    ". .venv/bin/activate",
+    "python scripts/",
+    "python examples/",
+)
 README_COMMANDS = (
     "pip install -c constraints.txt . && headwise report HuggingFaceTB/SmolLM2-135M-Instruct",
     "pip install -c constraints.txt -e '.[dev]' && pytest",
@@ -101,3 +109,11 @@ def test_blocks_are_found():
     python, shell = blocks(text)
     assert (python.language, python.code, python.line) == ("python", "x = 1\n", 3)
     assert commands(shell) == ["headwise show    s.nc"]
+
+
+def test_the_families_of_the_readme_are_those_that_are_tested():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    listed = text.split("unobserved model:\n\n")[1].split("\n\n")[0]
+    assert set(re.findall(r"\w+", listed)) == set(FAMILIES)
+    refused = text.split("(among them ")[1].split(")")[0]
+    assert {name.replace("-", "_") for name in re.split(r",\s+", refused)} == set(REFUSED)
