@@ -24,6 +24,7 @@ PAGES = {
     "hostile": {"script": True, "nan_layer": 1, "sampled": 11},
     "no texts": {"texts": False, "blocks": False},
     "documents": {"documents": 3, "tokens": 53},
+    "small model": {"layers": 30, "heads": 9, "kv_heads": 3, "tokens": 149, "sampled": 17},
 }
 
 
@@ -181,6 +182,78 @@ def test_places_in_findings_pin_heads(visit):
     assert page.locator("#plate-marks .mark-dot").count() >= 1
 
 
+def test_a_role_shows_its_heads_on_the_map(visit):
+    page = visit("decoder")
+    buttons = page.locator(".role")
+    counts = [int(buttons.nth(i).locator("b").inner_text()) for i in range(buttons.count())]
+    assert sum(counts) == 30
+    buttons.first.click()
+    assert page.locator("#plate-marks .mark-dot").count() == counts[0]
+
+
+def test_keyboard_goes_to_the_head_page_and_back(visit):
+    page = visit("decoder")
+    focused = "document.activeElement.id"
+    page.focus("#plate-drawing")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    assert page.evaluate(focused) == "panel"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")  # "Compare with another" keeps the focus when it is redrawn
+    assert page.evaluate("document.activeElement.textContent").startswith("Click the second")
+    page.keyboard.press("Escape")
+    assert page.evaluate(focused) == "plate-drawing"
+
+
+CONTRASTS = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgb = (colour, under) => {
+    canvas.fillStyle = under || "#fff"; canvas.fillRect(0, 0, 1, 1);
+    canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const light = (c) => {
+    const [r, g, b] = c.map((v) => v / 255).map((v) =>
+      v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ratio = (a, b) => {
+    const [low, high] = [light(a), light(b)].sort((x, y) => x - y);
+    return (high + 0.05) / (low + 0.05);
+  };
+  const page = getComputedStyle(document.body).backgroundColor;
+  const found = [];
+  for (const node of document.querySelectorAll("main *, #panel *")) {
+    const own = [...node.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+    if (!own || !node.getClientRects().length || node.disabled) continue;
+    const style = getComputedStyle(node);
+    let back = page;
+    for (let up = node; up; up = up.parentElement) {
+      const colour = getComputedStyle(up).backgroundColor;
+      if (colour !== "rgba(0, 0, 0, 0)") { back = colour; break; }
+    }
+    let ink = style.color;
+    if (node.namespaceURI.endsWith("svg")) {
+      ink = style.fill;
+      if (node.classList.contains("inside")) back = getComputedStyle(node.previousSibling).fill;
+    }
+    found.push([ratio(rgb(ink), rgb(back, page)), node.outerHTML.slice(0, 90)]);
+  }
+  return found.sort((a, b) => a[0] - b[0]);
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["decoder", "hostile"])
+def test_every_text_has_the_contrast_of_wcag_aa(visit, name, scheme):
+    page = visit(name, scheme=scheme)
+    page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
+    page.locator("#plate-drawing [data-cell]").last.dispatch_event("click")
+    found = page.evaluate(CONTRASTS)
+    assert len(found) > 200
+    assert [entry for entry in found if entry[0] < 4.5] == []
+
+
 def test_findings_open_with_their_plot(visit):
     page = visit("decoder")
     page.locator(".findings summary .sentence").first.click()
@@ -226,7 +299,8 @@ def test_stacks_of_an_encoder_decoder(visit):
 
 
 def test_the_first_printed_page_holds_findings_and_map(visit):
-    page = visit("decoder", width=718)  # A4 less the margins, at 96 dpi
+    page = visit("small model", width=695)  # A4 less the margins, at 96 dpi
     page.emulate_media(media="print")
+    assert page.locator(".findings li:visible").count() == 7
     box = page.locator("#plate-legend").bounding_box()
     assert box["y"] + box["height"] <= 1025

@@ -10,12 +10,13 @@ from typing import Any, Final
 import numpy as np
 import xarray as xr
 
+from headwise.report.choices import DERIVED_WORDS, FLOW, STATISTICS
 from headwise.report.embed import Packed, pack_coarse, pack_exact, pack_half, pack_text
 from headwise.report.quantities import derived, layer_names
 from headwise.report.run import definition_in_words
 from headwise.report.tokens import shown
 
-__all__ = ["Figures", "Statistic", "figures"]
+__all__ = ["Figures", "figures"]
 
 # Numbers per array that the page can afford; longer texts share a number between neighbours.
 _RECEIVED_PER_HEAD: Final = 2_400_000
@@ -35,61 +36,6 @@ _QUANTILES: Final = (
     "max_logit",
     "logit_std",
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Statistic:
-    """One choice of the plate."""
-
-    name: str
-    group: str
-    label: str
-    unit: str = ""
-    scale: str = "linear"  # or "log"
-    share: bool = False  # a share of something: the colour scale starts at 0
-
-
-def _share(name: str, group: str, label: str, unit: str = "") -> Statistic:
-    return Statistic(name=name, group=group, label=label, unit=unit, share=True)
-
-
-_STATISTICS: Final = (
-    _share("entropy_fraction", "Concentration", "entropy share", "of ln n"),
-    Statistic(name="entropy", group="Concentration", label="entropy", unit="nats"),
-    _share("entropy_without_sink_fraction", "Concentration", "entropy off sink", "of ln n"),
-    Statistic(
-        name="effective_keys",
-        group="Concentration",
-        label="effective keys",
-        unit="keys",
-        scale="log",
-    ),
-    _share("top_weight", "Concentration", "top weight"),
-    _share("jacobian_trace", "Concentration", "Jacobian trace"),
-    _share("dead_rows", "Concentration", "dead rows", "of rows"),
-    _share("dead_rows_not_sink", "Concentration", "dead off sink", "of rows"),
-    Statistic(name="distance", group="Reach", label="distance", unit="tokens", scale="log"),
-    _share("sink_mass", "Reach", "sink", "of weight"),
-    _share("null_mass", "Reach", "learned sink", "of weight"),
-    _share("previous_mass", "Reach", "previous token", "of weight"),
-    _share("self_mass", "Reach", "self", "of weight"),
-    _share("local_mass", "Reach", "within 16 tokens", "of weight"),
-    Statistic(name="max_logit", group="Scale", label="max logit", unit="nats"),
-    Statistic(name="max_abs_logit", group="Scale", label="max |logit|", unit="nats"),
-    Statistic(name="logit_std", group="Scale", label="spread in row", unit="nats"),
-    Statistic(name="mean_logit", group="Scale", label="mean logit", unit="nats"),
-    Statistic(name="log_sum_exp", group="Scale", label="log-sum-exp", unit="nats"),
-)
-_FLOW: Final = (
-    Statistic(name="stream_out_rms", group="Flow", label="stream", scale="log"),
-    Statistic(name="stream_out_rms_first", group="Flow", label="stream, first token", scale="log"),
-    Statistic(name="attention_write_rms", group="Flow", label="attention write", scale="log"),
-    Statistic(name="mlp_write_rms", group="Flow", label="MLP write", scale="log"),
-    Statistic(name="stream_gradient_rms", group="Flow", label="gradient", scale="log"),
-)
-_DERIVED_WORDS: Final = {
-    "local_mass": ("weight within 16 tokens", "mean over rows of the weight on keys nearer than 16")
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +91,7 @@ def _tables(dataset: xr.Dataset) -> tuple[list[dict[str, Any]], np.ndarray]:
     rows: list[np.ndarray] = []
     entries: list[dict[str, Any]] = []
     shape = (dataset.sizes["layer"], dataset.sizes["head"])
-    for statistic in (*_STATISTICS, *_FLOW):
+    for statistic in (*STATISTICS, *FLOW):
         per_layer = statistic.group == "Flow"
         source = "band_mass" if statistic.name == "local_mass" else statistic.name
         if source not in dataset:
@@ -159,7 +105,7 @@ def _tables(dataset: xr.Dataset) -> tuple[list[dict[str, Any]], np.ndarray]:
         ):
             continue
         attributes = dataset[source].attrs
-        words = _DERIVED_WORDS.get(
+        words = DERIVED_WORDS.get(
             statistic.name,
             (attributes.get("long_name", ""), definition_in_words(dataset, source)),
         )
@@ -175,6 +121,7 @@ def _tables(dataset: xr.Dataset) -> tuple[list[dict[str, Any]], np.ndarray]:
                 "perLayer": per_layer,
                 "longName": words[0],
                 "definition": words[1],
+                "reading": statistic.reading,
             }
         )
     return entries, np.stack(rows) if rows else np.zeros((0, *shape))

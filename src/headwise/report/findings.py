@@ -108,7 +108,7 @@ def verdict(found: Sequence[Finding]) -> str:
     if watch:
         parts.append(f"{counted(len(watch), 'thing')} to watch: {_listed(watch)}")
     if not parts:
-        return f"No problem found; {counted(len(note), 'observation')}: {_listed(note)}."
+        return f"No problem found. Worth knowing: {_listed(note)}."
     start = "" if bad else "No alarm. "
     return start + _capital("; ".join(parts)) + "."
 

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import tempfile
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -23,6 +24,7 @@ from headwise.report.evidence import evidence
 from headwise.report.figures import figures
 from headwise.report.findings import Finding, findings, healthy, open_dataset, verdict
 from headwise.report.quantities import about
+from headwise.report.roles import roles
 from headwise.report.rules import rules
 from headwise.report.run import definitions, run_facts, title_facts
 
@@ -113,7 +115,12 @@ def render(dataset: xr.Dataset) -> str:
     data = figures(dataset)
     names = {layer["id"]: layer["name"] for layer in data.facts["layers"]}
     script = _script()
-    facts = {**data.facts, "findings": evidence(dataset, found)}
+    told = roles(dataset)
+    facts = {
+        **data.facts,
+        "findings": evidence(dataset, found),
+        "roles": {role.key: {"places": role.places, "quantity": role.quantity} for role in told},
+    }
     title, facts_line = title_facts(dataset)
     run = about(dataset)
     return (
@@ -129,6 +136,7 @@ def render(dataset: xr.Dataset) -> str:
             verdict=verdict(found),
             healthy=[fact.sentence for fact in healthy(dataset)],
             findings=[_with_words(finding, dataset) for finding in found],
+            roles=told,
             shown=_SHOWN,
             places_shown=_PLACES_SHOWN,
             marks=_MARKS,
@@ -177,6 +185,15 @@ def _with_places(sentence: str, finding: dict[str, Any], names: dict[int, str]) 
     return escape(sentence)
 
 
+def _formula(text: str) -> Markup:
+    """Indices written ``a_ij`` as subscripts, as base.js writes them beside the map."""
+    parts = re.split(r"(?<=[a-zΣ])_((?:i|j)(?:j|,i[+−]1|i)?)(?![a-z_])", text)
+    marked = (
+        Markup("<sub>{}</sub>").format(p) if i % 2 else escape(p) for i, p in enumerate(parts)
+    )
+    return Markup("").join(marked)
+
+
 @functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -188,6 +205,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["with_places"] = _with_places
     environment.filters["capitalise"] = lambda text: text[:1].upper() + text[1:]
+    environment.filters["formula"] = _formula
     environment.filters["tojson_attribute"] = lambda value: json.dumps(value)
     return environment
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from headwise.report.findings import Finding, healthy, verdict
 from headwise.report.numbers import three
+from headwise.report.roles import in_words, roles
 from headwise.report.run import title_facts
 
 __all__ = ["summary"]
@@ -31,13 +32,13 @@ _LINES: Final = (
     ("sink_mass", "sink", "of weight", False),
     ("previous_mass", "previous token", "of weight", False),
     ("distance", "distance", "tokens", True),
-    ("max_logit", "max logit", "nats", False),
+    ("max_logit", "max logit", "", False),
 )
 _ROLES: Final = {"decoder": "decoder", "encoder": "encoder", "cross": "cross-attention"}
 
 
 def summary(dataset: xr.Dataset, found: Sequence[Finding]) -> RenderableType:
-    """The verdict, the findings worst first, and five statistics by layer as bars.
+    """The verdict, what the heads do, the findings worst first, and five statistics by layer.
 
     Example:
         >>> import xarray as xr
@@ -57,7 +58,7 @@ def summary(dataset: xr.Dataset, found: Sequence[Finding]) -> RenderableType:
         Healthy: no attention logit above 100 (largest 19.5).
         <BLANKLINE>
         by layer        first to last, mean over heads              least     most
-        max logit       █▁                                           3.50     15.8 nats
+        max logit       █▁                                           3.50     15.8
     """
     name, facts = title_facts(dataset)
     parts: list[RenderableType] = [
@@ -69,6 +70,9 @@ def summary(dataset: xr.Dataset, found: Sequence[Finding]) -> RenderableType:
     fine = [fact.sentence for fact in healthy(dataset)]
     if fine:
         parts.append(Text(f"Healthy: {'; '.join(fine[:3])}.", style="dim"))
+    told = roles(dataset)
+    if told:
+        parts += [Text(), Text(in_words(told))]
     if found:
         parts += [Text(), _findings(found)]
     if len(found) > _SHOWN:

@@ -126,16 +126,16 @@ PER_HEAD: Final[dict[str, tuple[str, str, str, str, Sampling]]] = {
         "gpt-oss model card 2025 (arXiv:2508.10925)",
         "mean",
     ),
-    "max_logit": ("nats", "largest logit", "max over rows and keys of s_ij", _WORTSMAN, "extreme"),
+    "max_logit": ("1", "largest logit", "max over rows and keys of s_ij", _WORTSMAN, "extreme"),
     "min_logit": (
-        "nats",
+        "1",
         "smallest logit",
         "min over rows and visible keys of s_ij",
         "",
         "extreme",
     ),
     "max_abs_logit": (
-        "nats",
+        "1",
         "largest absolute logit",
         "max over rows and visible keys of |s_ij|",
         "",
@@ -156,28 +156,28 @@ PER_HEAD: Final[dict[str, tuple[str, str, str, str, Sampling]]] = {
         "extreme",
     ),
     "mean_logit": (
-        "nats",
+        "1",
         "mean logit",
         "mean over rows of the mean of s_ij over the visible keys",
         "",
         "mean",
     ),
     "logit_std": (
-        "nats",
+        "1",
         "spread of the logits within a row",
         "mean over rows of the standard deviation of s_ij over the visible keys; about 1 at "
         "initialisation",
         "",
         "mean",
     ),
-    "log_sum_exp": ("nats", "log-sum-exp", "mean over rows of ln Σ_j exp s_ij", "", "mean"),
+    "log_sum_exp": ("1", "log-sum-exp", "mean over rows of ln Σ_j exp s_ij", "", "mean"),
 }
 
 # name: (units, long name, formula); row statistics kept with keep_rows, beyond those above.
 MORE_ROWS: Final[dict[str, tuple[str, str, str]]] = {
     "sum_squares": ("1", "sum of squared weights", "Σ_j a_ij²"),
     "top_key": ("index", "key of the largest weight", "index on the key axis of argmax_j a_ij"),
-    "var_logit": ("nats²", "variance of the logits", "variance of s_ij over the visible keys"),
+    "var_logit": ("1", "variance of the logits", "variance of s_ij over the visible keys"),
 }
 NOT_PER_ROW: Final = ("dead_rows", "dead_rows_not_sink", "max_logit_query", "max_logit_key")
 
@@ -246,7 +246,7 @@ PER_BLOCK: Final[dict[str, tuple[Kind, str, str, str, str]]] = {
     ),
     "stream_gradient_rms": (
         "float64",
-        "nats",
+        "nats per unit of the stream",
         "gradient of the loss with respect to the stream",
         "root mean square over tokens and width of ∂loss/∂(stream leaving)",
         "",

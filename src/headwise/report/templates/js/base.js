@@ -50,6 +50,23 @@ function three(value) {
   if (size >= 100 || Number.isInteger(value)) return Math.round(rounded).toLocaleString("en");
   return rounded.toFixed(Math.max(0, 2 - Math.floor(Math.log10(size))));
 }
+function capital(text) {
+  return text[0].toUpperCase() + text.slice(1);
+}
+// Indices written a_ij become subscripts, as page.py writes them in the table of definitions.
+function formula(text) {
+  return text
+    .split(/(?<=[a-zΣ])_((?:i|j)(?:j|,i[+−]1|i)?)(?![a-z_])/)
+    .map((part, i) => (i % 2 ? el("sub", {}, part) : part));
+}
+// Redraws a part of the page and gives the keyboard focus back to the control that had it.
+function keepFocus(box, draw) {
+  const controls = () => [...box.querySelectorAll("button, select, input")];
+  const at = controls().indexOf(document.activeElement);
+  draw();
+  const now = controls()[at];
+  if (now && document.activeElement !== now) now.focus({ preventScroll: true });
+}
 function whole(value) {
   return value.toLocaleString("en");
 }

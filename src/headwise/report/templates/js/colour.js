@@ -32,8 +32,10 @@ function viridis(t) {
 function css(rgb) {
   return `rgb(${rgb[0]} ${rgb[1]} ${rgb[2]})`;
 }
+// Black or white, whichever contrasts more (at least 4.5 on every colour).
 function inkOn(rgb) {
-  return 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2] > 120 ? "#10130f" : "#ffffff";
+  const [r, g, b] = rgb.map((v) => (v / 255) ** 2.2);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#000000" : "#ffffff";
 }
 function shade(t) {
   const part = Math.round(Math.min(1, Math.max(0, t)) * 100);
@@ -46,7 +48,10 @@ function scaleOf(statistic, values) {
   let low = Math.min(...finite),
     high = Math.max(...finite);
   let log = statistic.scale === "log" && low > 0 && high / low > 8;
-  if (statistic.share && low >= 0) low = 0;
+  if (statistic.share && low >= 0) {
+    low = 0;
+    high = high > 0.8 ? 1 : Math.max(high, 0.1); // a share of 0.001 must not shine
+  }
   if (!finite.length) {
     low = 0;
     high = 1;

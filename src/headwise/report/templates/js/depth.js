@@ -83,7 +83,7 @@ function drawDepth() {
     draw(
       "gradient of the loss at the stream, rms",
       depthLines(stack, [["stream_gradient_rms", "stream", "line-1"]]),
-      "nats",
+      "",
     );
   }
   if (facts.gradients) {
@@ -111,7 +111,7 @@ function drawDepth() {
       ["gradient norm, MLP and norms", ["mlp", "norm"]],
     ]) {
       const lines = pick(kinds).map((line) => ({ ...line, name: names[line.name] }));
-      if (lines.length) nodes.push(lineFigure(width, title, "nats", lines, "block"));
+      if (lines.length) nodes.push(lineFigure(width, title, "", lines, "block"));
     }
   }
   box.replaceChildren(...nodes);

@@ -35,19 +35,26 @@ function drawPanel() {
     el("span", { class: "spring" }),
     el(
       "button",
-      { type: "button", class: "plain", "aria-label": "Close head pages", click: () => unpin() },
+      { type: "button", class: "plain", "aria-label": "Close head pages", click: closePanel },
       "Close",
     ),
   );
   const cards = el("div", { class: "cards" });
   const top = panel.scrollTop;
-  panel.replaceChildren(bar, cards);
+  keepFocus(panel, () => panel.replaceChildren(bar, cards));
   const room = Math.floor(
     (panel.clientWidth - 40 - (state.pinned.length - 1) * 24) / state.pinned.length,
   );
   const width = Math.max(140, Math.min(room, 440));
   state.pinned.forEach((place, i) => cards.append(card(place, i, width)));
   panel.scrollTop = top;
+}
+
+// Back to where the head was chosen.
+function closePanel() {
+  const inside = byId("panel").contains(document.activeElement);
+  unpin();
+  if (inside) byId("plate-drawing").focus({ preventScroll: true });
 }
 
 function card({ layer, head }, index, width) {
@@ -123,8 +130,10 @@ function entropyFigure(layer, head, width) {
   const bound =
     about.role === "decoder" && about.window === null ? all.map(([x]) => [x, Math.log(x + 1)]) : [];
   if (bound.length)
-    lines.push({ points: bound, style: "line-3", name: width > 300 ? "uniform" : "" });
-  const high = Math.max(...lines.flatMap((line) => line.points.map(([, y]) => y)), 0.1);
+    lines.push({ points: bound, style: "line-3", name: width > 300 ? "most" : "" });
+  // One scale for both heads where two are compared.
+  const others = state.pinned.flatMap((p) => [0, 1].flatMap((i) => profileOf(i, p.layer, p.head)));
+  const high = Math.max(...[...others, ...bound].map(([, y]) => y), 0.1);
   const last = Math.max(...all.map(([x]) => x));
   const drawing = frame({
     width,
@@ -141,7 +150,7 @@ function entropyFigure(layer, head, width) {
     el(
       "p",
       { class: "caption" },
-      width > 300 ? "nats" : "nats; accent: all keys, plain: without the sink, dotted: uniform",
+      `Nats; 0: one token. ${width > 300 ? "" : "Coloured: all keys; plain: without the sink. "}${bound.length ? "Dotted: the most there can be." : ""}`,
     ),
     drawing.node,
   ];
@@ -150,11 +159,15 @@ function entropyFigure(layer, head, width) {
 function distanceFigure(layer, head, width) {
   const count = facts.bands.length,
     at = (layer * facts.heads.length + head) * count;
-  const values = facts.bands.map((_, b) => arrays.band.data[at + b]);
+  const bandsOf = (start) => facts.bands.map((_, b) => arrays.band.data[start + b]);
+  const values = bandsOf(at);
   let last = values.length - 1;
   while (last > 0 && !(values[last] > 0)) last--;
   if (!Number.isFinite(values[0])) return [];
-  const high = Math.max(...values.slice(0, last + 1), 0.01),
+  const others = state.pinned.flatMap((p) =>
+    bandsOf((p.layer * facts.heads.length + p.head) * count).filter(Number.isFinite),
+  );
+  const high = Math.max(...values.slice(0, last + 1), ...others, 0.01),
     step = last + 1;
   const drawing = frame({
     width,
@@ -189,7 +202,7 @@ function distanceFigure(layer, head, width) {
   }
   return [
     el("h4", {}, "Weight by distance"),
-    el("p", { class: "caption" }, "share of the weight, sink included"),
+    el("p", { class: "caption" }, "Share of the weight, sink included."),
     drawing.node,
   ];
 }
@@ -225,6 +238,7 @@ function numbersTable(layer, head) {
   });
   return [
     el("h4", {}, "Numbers"),
+    el("p", { class: "caption" }, "Over all rows; the rank is among all heads, largest first."),
     el(
       "div",
       { class: "scroll" },
@@ -270,12 +284,13 @@ function quantileTable(layer, head) {
     return el(
       "tr",
       {},
-      el("th", { scope: "row" }, statistic ? statistic.label : name.replaceAll("_", " ")),
+      el("th", { scope: "row" }, statistic ? statistic.label : "entropy off sink, nats"),
       values.map((v) => el("td", { class: "number" }, Number.isFinite(v) ? three(v) : "–")),
     );
   });
   return [
     el("h4", {}, "Spread over rows"),
+    el("p", { class: "caption" }, "A row is one query: half of the rows lie below the median."),
     el(
       "div",
       { class: "scroll" },

@@ -51,8 +51,12 @@ function chooseStatistic(index) {
   const statistic = statisticNow();
   const unit =
     statistic.unit && !statistic.unit.startsWith("of ") ? ` Unit: ${statistic.unit}.` : "";
-  byId("statistic-definition").textContent =
-    `${statistic.longName[0].toUpperCase()}${statistic.longName.slice(1)}: ${statistic.definition}.${unit}`;
+  byId("statistic-reading").textContent = statistic.reading;
+  byId("statistic-definition").replaceChildren(
+    `${capital(statistic.longName)}: `,
+    ...formula(statistic.definition),
+    `.${unit}`,
+  );
   drawPlate();
 }
 

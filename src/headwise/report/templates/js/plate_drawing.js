@@ -51,7 +51,7 @@ function drawPlate() {
   });
   box.setAttribute(
     "aria-label",
-    `${statistic.longName}: ${g.heads} heads across, ${g.layers.length} layers down. Arrow keys move, Enter pins.`,
+    `${statistic.longName}: ${g.heads} heads across, ${g.layers.length} layers down. Arrow keys move from head to head, Enter goes to the page of the head, Escape comes back.`,
   );
   drawPlateAxes(node, g, statistic);
   g.layers.forEach((layer, row) => drawPlateRow(node, g, statistic, scale, layer, row));
@@ -69,7 +69,7 @@ function drawPlate() {
       width,
       scale,
       unit: statistic.unit.startsWith("of ") ? "" : statistic.unit,
-      title: statistic.label,
+      title: statistic.longName,
       paint: (t) => css(viridis(t)),
       rug: everything.length <= 4096 ? everything : [],
     }),

@@ -32,6 +32,11 @@ function buildFindings() {
       all.parentElement.remove();
     });
 }
+function buildRoles() {
+  for (const button of document.querySelectorAll(".role")) {
+    button.addEventListener("click", () => showOnPlate(facts.roles[button.dataset.heads]));
+  }
+}
 function setHighlight(finding) {
   state.highlight = new Set(
     finding.places.map(
@@ -54,7 +59,7 @@ document.addEventListener("keydown", (event) => {
   const typing = event.target.closest("input, select, textarea");
   if (event.key === "Escape") {
     if (typing) typing.blur();
-    else if (state.pinned.length) unpin();
+    else if (state.pinned.length) closePanel();
     else if (state.highlight.size) {
       state.highlight.clear();
       markPlate();
@@ -68,16 +73,21 @@ document.addEventListener("keydown", (event) => {
     byId("find").focus({ preventScroll: true });
     byId("find").select();
   } else if (event.key.startsWith("Arrow")) {
-    if (!state.pinned.length && document.activeElement === byId("plate-drawing")) {
+    if (
+      !state.pinned.length &&
+      document.activeElement === byId("plate-drawing") &&
+      plate.geometry
+    ) {
       event.preventDefault();
       pin(plate.geometry.layers[0], 0);
     } else if (!event.target.closest(".scroll") && movePin(event.key)) event.preventDefault();
   } else if (
     event.key === "Enter" &&
     document.activeElement === byId("plate-drawing") &&
-    !state.pinned.length
+    plate.geometry
   ) {
-    pin(plate.geometry.layers[0], 0);
+    if (state.pinned.length) byId("panel").focus();
+    else pin(plate.geometry.layers[0], 0);
   }
 });
 
@@ -114,6 +124,7 @@ async function start() {
   await unpackAll();
   state.role = roles()[0];
   buildFindings();
+  buildRoles();
   if (facts.statistics.length) {
     buildChoices();
     onWidth(byId("plate-drawing"), drawPlate);

@@ -1,6 +1,6 @@
 // The text, shaded by the attention that each token receives.
 
-const PAGE = 2000;
+const PAGE = 2000; // tokens, about; the last page is as long as the others
 const STRONGEST = 0.72; // of the accent, so that the words stay readable
 const text = { stream: 0, found: null, search: "", values: [] };
 
@@ -110,7 +110,12 @@ function drawTextChoice() {
       ),
     );
   }
-  byId("text-choice").replaceChildren(...rows);
+  keepFocus(byId("text-choice"), () => byId("text-choice").replaceChildren(...rows));
+}
+
+function pagesOf(stream) {
+  const pages = Math.max(1, Math.round(stream.length / PAGE));
+  return { pages, size: Math.ceil(stream.length / pages) };
 }
 
 function drawText() {
@@ -130,10 +135,10 @@ function drawText() {
   text.values = source.of(stream);
   text.width = source.width;
   const scale = shadeScale(text.values),
-    pages = Math.ceil(stream.length / PAGE);
+    { pages, size } = pagesOf(stream);
   state.page = Math.max(0, Math.min(state.page, pages - 1));
-  const from = state.page * PAGE,
-    to = Math.min(from + PAGE, stream.length);
+  const from = state.page * size,
+    to = Math.min(from + size, stream.length);
   const nodes = [],
     starts = new Set(stream.documents.length > 1 ? stream.documents : []);
   for (let i = from; i < to; i++) {
@@ -212,7 +217,7 @@ function drawPages(pages, from, to, length) {
     drawText();
     byId("text").scrollIntoView();
   };
-  box.replaceChildren(
+  const buttons = [
     el(
       "button",
       {
@@ -234,7 +239,8 @@ function drawPages(pages, from, to, length) {
       },
       "Later",
     ),
-  );
+  ];
+  keepFocus(box, () => box.replaceChildren(...buttons));
 }
 
 // From where a token is attended: the column of the pooled map, over the heads in question.
@@ -307,7 +313,7 @@ function findToken(step) {
   const next = now < 0 ? 0 : (now + step + hits.length) % hits.length;
   text.found = hits[next];
   count.textContent = `${whole(next + 1)} of ${whole(hits.length)}${hits.length > 1 ? " · Enter for the next" : ""}`;
-  const page = Math.floor(text.found / PAGE);
+  const page = Math.floor(text.found / pagesOf(stream).size);
   if (page !== state.page) {
     state.page = page;
     drawText();
