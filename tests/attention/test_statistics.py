@@ -23,6 +23,9 @@ from headwise.attention.masks import (
     Prefix,
     Window,
 )
+from headwise.attention.plan import Form
+from headwise.attention.plan import Problem as Plan
+from headwise.attention.sharing import choose_form
 from headwise.attention.statistics import Statistics, choose_rows, measure
 from headwise.errors import OptionError, ShapeError
 from tests.attention.oracle import PER_ROW, check, oracle
@@ -31,11 +34,17 @@ from tests.attention.test_attend import Largest
 from tests.tolerance import Tolerance, assert_close
 
 
-@pytest.fixture(params=["compiled", "tensors"], autouse=True)
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both forms of the strip pass: compiled row loops, and tensor operations."""
-    if request.param == "tensors":
-        monkeypatch.setattr(statistics, "compiles", lambda q: False)
+@pytest.fixture(params=[Form.WHOLE, Form.LOOPS, Form.TENSORS], autouse=True, ids=lambda f: f.name)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Form:
+    """Every form of the strip pass; float64 always takes the tensor operations."""
+
+    def choose(problem: Plan) -> Form:
+        chosen = choose_form(problem)
+        if chosen is Form.TENSORS or request.param is Form.TENSORS:
+            return Form.TENSORS
+        return Form.LOOPS if request.param is Form.LOOPS else chosen
+
+    monkeypatch.setattr(statistics, "choose_form", choose)
     return request.param
 
 

@@ -12,6 +12,7 @@ import ctypes
 import sys
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,29 +32,19 @@ def sgemm_address() -> int | None:
     return ctypes.cast(function, ctypes.c_void_p).value if _multiplies(function) else None
 
 
-def _multiplies(function: ctypes._CFuncPtr) -> bool:
+def _multiplies(function: Any) -> bool:
     """Whether it is the BLAS routine with 32-bit sizes: a small product tells."""
     rows, inner, columns = 3, 5, 2
     a = np.arange(rows * inner, dtype=np.float32).reshape(rows, inner)
     b = np.arange(inner * columns, dtype=np.float32).reshape(inner, columns) - 4
     c = np.zeros((rows, columns), np.float32)
-    no = ctypes.c_char(b"N")
-    size = [ctypes.c_int(x) for x in (columns, rows, inner)]
-    one, zero = ctypes.c_float(1), ctypes.c_float(0)
-
-    def at(x: np.ndarray) -> ctypes.c_void_p:
-        return ctypes.c_void_p(x.ctypes.data)
-
+    no, one, zero = ctypes.c_char(b"N"), ctypes.c_float(1), ctypes.c_float(0)
+    m, n, k = (ctypes.c_int(x) for x in (columns, rows, inner))
+    here, at = ctypes.byref, ctypes.c_void_p
     # Column-major: cᵀ = bᵀ aᵀ.
     function.restype = None
     function(
-        *(ctypes.byref(x) for x in (no, no, *size, one)),
-        at(b),
-        ctypes.byref(size[0]),
-        at(a),
-        ctypes.byref(size[2]),
-        ctypes.byref(zero),
-        at(c),
-        ctypes.byref(size[0]),
-    )
+        here(no), here(no), here(m), here(n), here(k), here(one), at(b.ctypes.data), here(m),
+        at(a.ctypes.data), here(k), here(zero), at(c.ctypes.data), here(m),
+    )  # fmt: skip
     return bool(np.array_equal(c, a @ b))

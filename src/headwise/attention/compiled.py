@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headwise.attention.blas import sgemm_address
 from headwise.attention.part_kernel import absorb_part
-from headwise.attention.plan import LOG2E, Form, Problem, Sums, places, poison
+from headwise.attention.plan import LOG2E, Bounds, Form, Problem, Sums, places, poison
 from headwise.attention.strip_kernels import (
     STATE,
     absorb_tile,
@@ -94,15 +94,7 @@ class CompiledPass:
         self.sink_values = np.empty((0, 0), np.float32)
         if self.v is not None:
             self.sink_values = self.v[: p.sink_keys].contiguous().numpy()
-        position = p.rows + p.offset
-        self.position = position.numpy()
-        self.lo, self.hi, self.holes = self._bounds(position)
-        self.pool = p.pool or 0
-        zero = self.position[0] // p.pool if p.pool else 0
-        self.block = self.position // p.pool - zero if p.pool else np.zeros_like(self.position)
-        self.feeds = np.ones(len(self.position), np.float32)
-        if p.keep is not None:
-            self.feeds = p.keep[batch, p.rows].to(p.dtype).numpy()
+        self.bounds = Bounds.of(p, batch)
 
     def absorb(self, sums: Sums, strips: list[tuple[int, int]]) -> None:
         """Measure these strips and add them to ``sums``."""
@@ -114,18 +106,18 @@ class CompiledPass:
 
     def _absorb_part(self, sums: Sums, strips: list[tuple[int, int]]) -> None:
         """All strips in one compiled call."""
-        p = self.p
-        index = torch.cat([torch.arange(i0, i1) for i0, i1 in strips])
-        rows = self.q[:, index if p.every_row else p.rows[index]]
-        queries = (rows.to(p.dtype) * (p.scale * LOG2E)).contiguous()
-        values, stride, d_value = 0, 1, 0
+        p, rows = self.p, self.bounds
+        q = self.q if self.q.dtype == p.dtype and self.q.stride(2) == 1 else self.q.to(p.dtype)
+        q = q if q.stride(2) == 1 else q.contiguous()
+        values = (0, 1, 0)
         if self.v is not None:
-            values, stride, d_value = self.v.data_ptr(), self.v.stride(0), self.v.shape[1]
+            values = (self.v.data_ptr(), self.v.stride(0), self.v.shape[1])
         absorb_part(
-            sgemm_address(), queries.numpy(), np.array(strips, np.int64), self.k_t.numpy(), values,
-            stride, d_value, self.position, self.lo, self.hi, p.sink_keys, self.sink_values,
-            self.learned, self.feeds, self.block, self.pool, p.tile, self.work.arrays(),
-            sums.arrays(), *sums.column_arrays(),
+            sgemm_address(), (q.data_ptr(), q.stride(0), q.stride(1), p.scale * LOG2E),
+            np.array(strips, np.int64), self.k_t.numpy(), values, rows.row, rows.position,
+            rows.start, rows.stop, p.sink_keys, self.sink_values, self.learned, rows.feeds,
+            rows.block, p.pool or 0, p.tile, self.work.arrays(), sums.arrays(),
+            *sums.column_arrays(),
         )  # fmt: skip
 
     def _absorb_strip(self, sums: Sums, i0: int, i1: int) -> None:
@@ -135,7 +127,8 @@ class CompiledPass:
         runs = p.runs(self.batch, i0, i1)
         where = places(runs, p.pad)
         tiles = self._tiles(runs, where)
-        position, lo, hi = self.position[i0:i1], self.lo[i0:i1], self.hi[i0:i1]
+        bounds = self.bounds
+        position, lo, hi = (x[i0:i1] for x in (bounds.position, bounds.start, bounds.stop))
         rows = (w.state[:r], w.top[:r], w.sink[:r], w.bands[:r], w.output_array[:r])
         open_rows(*rows)
         peaks = np.empty((len(tiles), r), np.float32)
@@ -144,11 +137,11 @@ class CompiledPass:
             c = j1 - j0
             logits = w.logits[: r * c].view(r, c)
             torch.mm(q, self.k_t[:, j0:j1], out=logits)
-            if self.holes or p.softcap or p.bias is not None:
+            if self.bounds.holes or p.softcap or p.bias is not None:
                 self._finish_logits(logits.view(self.g, t, c), i0, i1, j0, j1)
             absorb_tile(
-                x, w.logits_array[: r * c].reshape(r, c), w.kept_array, place, j0, c, position, lo, hi,
-                self.holes, p.sink_keys, *rows[:4], peaks[x], rows[4],
+                x, w.logits_array[: r * c].reshape(r, c), w.kept_array, place, j0, c, position,
+                lo, hi, bounds.holes, p.sink_keys, *rows[:4], peaks[x], rows[4],
             )  # fmt: skip
             if self.v is not None:
                 self._add_values(w.output[:r], kept[:, place : place + c], self.v[j0:j1])
@@ -165,8 +158,8 @@ class CompiledPass:
                 poison(sums.output[head, i0:i1], a[head], self.v[: p.sink_keys])
         received, pooled = sums.column_arrays()
         sum_columns(
-            w.kept_array, table, place, p.sink_keys, factors, self.feeds[i0:i1],
-            self.block[i0:i1], self.pool, received, pooled, w.scratch,
+            w.kept_array, table, place, p.sink_keys, factors, bounds.feeds[i0:i1],
+            bounds.block[i0:i1], p.pool or 0, received, pooled, w.scratch,
         )  # fmt: skip
 
     def _queries(self, i0: int, i1: int) -> Tensor:
@@ -187,15 +180,6 @@ class CompiledPass:
                 out.append((j0, min(stop, j0 + width), place + j0 - start))
         return out
 
-    def _bounds(self, position: Tensor) -> tuple[np.ndarray, np.ndarray, bool]:
-        """The keys each row sees: a range, or everything with hidden logits set to -inf."""
-        found = self.p.mask.interval(self.batch, position, self.p.keys)
-        if found is None:
-            found = torch.zeros_like(position), torch.full_like(position, self.p.keys)
-            return found[0].numpy(), found[1].numpy(), True
-        start, stop = found
-        return start.numpy(), stop.numpy(), self.p.bias is not None
-
     def _finish_logits(self, s: Tensor, i0: int, i1: int, j0: int, j1: int) -> None:
         """Softcap, bias and hidden entries, in place on ``head row key``."""
         p = self.p
@@ -204,7 +188,7 @@ class CompiledPass:
         if p.bias is not None:
             extra = p.bias(self.batch, self.heads, p.rows[i0:i1], range(j0, j1))
             s.add_(extra.to(s.dtype), alpha=LOG2E)
-        if not self.holes:
+        if not self.bounds.holes:
             return
         first, last = p.row_list[i0] + p.offset, p.row_list[i1 - 1] + p.offset
         at = j0

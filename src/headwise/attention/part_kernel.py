@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from headwise.attention.strip_kernels import absorb_tile, close_rows, open_rows, sum_columns
@@ -33,6 +33,31 @@ def _sgemm(typingctx, address, trans, m, n, k, alpha, b, ldb, a, lda, beta, c, l
     return types.none(*[types.int64] * 13), build
 
 
+@intrinsic
+def _floats_at(typingctx, address):
+    """A pointer to the float32 at an address."""
+    kind = types.CPointer(types.float32)
+
+    def build(context, builder, signature, args):
+        return builder.inttoptr(args[0], ir.FloatType().as_pointer())
+
+    return kind(types.int64), build
+
+
+@njit(nogil=True, cache=True)
+def _load_queries(q, queries, row, heads, d):
+    """Copy the queries of a strip to ``q``, scaled so that logits come out in base 2."""
+    address, head_stride, row_stride, scale = queries
+    scale = np.float32(scale)
+    for head in range(heads):
+        for i in range(row.shape[0]):
+            start = address + 4 * (head * head_stride + row[i] * row_stride)
+            source = carray(_floats_at(start), (d,))
+            target = q[head * row.shape[0] + i]
+            for c in range(d):
+                target[c] = source[c] * scale
+
+
 @njit(nogil=True, cache=True)
 def _find_tiles(lo, hi, sinks, tile, table):
     """Cut the keys that some row sees into tiles (start, stop, column of ``kept``); their number.
@@ -43,14 +68,14 @@ def _find_tiles(lo, hi, sinks, tile, table):
     for i in range(lo.shape[0]):
         if lo[i] < hi[i]:
             start, stop = min(start, lo[i]), max(stop, hi[i])
-    count, place = 0, 0
+    count, place = 0, np.int64(0)
     if sinks:
         if start > stop or start - sinks >= _GAP:
             table[0, 0], table[0, 1], table[0, 2] = 0, sinks, 0
-            count, place = 1, sinks
+            count, place = 1, np.int64(sinks)
             start = max(start, sinks)
         else:
-            start, stop = 0, max(stop, sinks)
+            start, stop = np.int64(0), max(stop, sinks)
     while start < stop:
         end = min(start + tile, stop)
         table[count, 0], table[count, 1], table[count, 2] = start, end, place
@@ -62,139 +87,55 @@ def _find_tiles(lo, hi, sinks, tile, table):
 
 @njit(nogil=True, cache=True)
 def absorb_part(
-    address,
-    queries,
-    strips,
-    keys,
-    values,
-    value_stride,
-    d_value,
-    position,
-    lo,
-    hi,
-    sinks,
-    sink_values,
-    learned,
-    feeds,
-    row_block,
-    pool,
-    tile,
-    work,
-    targets,
-    received,
-    pooled,
-):
+    address, queries, strips, keys, values, row, position, lo, hi, sinks, sink_values, learned,
+    feeds, row_block, pool, tile, work, targets, received, pooled,
+):  # fmt: skip
     """Measure the strips ``(first row, one after the last)`` and add them to the sums.
 
-    ``queries`` is ``head row d_head``, the rows of these strips one after the other; ``keys`` is
-    ``d_head key``; ``values`` is the address of ``key d_value``, whose rows are ``value_stride``
-    apart. ``work`` are the buffers of the worker, ``targets`` the arrays of ``Sums.arrays``.
+    ``queries`` is (address, stride of heads, stride of rows, scale); ``values`` (address, stride
+    of rows, d_value); ``keys`` is ``d_head key``; measured row i is row ``row[i]`` of the queries.
+    ``work`` are the buffers of the worker, ``targets`` the arrays of ``Sums.arrays``.
     """
     logits, kept, output, state, top, sink_logits, bands, peaks, factors, table, q, scratch = work[
         :12
     ]
-    # Kept alive by the caller: their addresses are what sgemm gets.
-    size, number, plain = work[12:]
-    heads, _, d = queries.shape
+    size, number, plain = work[12:]  # kept alive by the caller: sgemm gets their addresses
+    value_address, value_stride, d_value = values
+    heads, d = received.shape[0], keys.shape[0]
     size[2], size[3], size[4] = d, keys.shape[1], d_value
     size[5], size[6] = value_stride, kept.shape[1]
     at, one, no = size.ctypes.data, number.ctypes.data, plain.ctypes.data
-    local = 0
     for k in range(strips.shape[0]):
         i0, i1 = strips[k, 0], strips[k, 1]
-        t = i1 - i0
-        r = heads * t
+        r = heads * (i1 - i0)
         size[1] = r
-        for head in range(heads):
-            q[head * t : head * t + t] = queries[head, local : local + t]
-        local += t
+        _load_queries(q, queries, row[i0:i1], heads, d)
         spot, low, high = position[i0:i1], lo[i0:i1], hi[i0:i1]
         tiles = table[: _find_tiles(low, high, sinks, tile, table)]
-        rows_state, rows_top, rows_sink = state[:r], top[:r], sink_logits[:r]
-        rows_bands, rows_output = bands[:r], output[:r]
-        open_rows(rows_state, rows_top, rows_sink, rows_bands, rows_output)
+        open_rows(state[:r], top[:r], sink_logits[:r], bands[:r], output[:r])
         for y in range(tiles.shape[0]):
             j0, place = tiles[y, 0], tiles[y, 2]
             c = tiles[y, 1] - j0
             size[0] = c
             s = logits[: r * c].reshape(r, c)
             _sgemm(
-                address,
-                no,
-                at,
-                at + 4,
-                at + 8,
-                one,
-                keys[:, j0:].ctypes.data,
-                at + 12,
-                q.ctypes.data,
-                at + 8,
-                one + 4,
-                s.ctypes.data,
-                at,
-            )
+                address, no, at, at + 4, at + 8, one, keys[:, j0:].ctypes.data, at + 12,
+                q.ctypes.data, at + 8, one + 4, s.ctypes.data, at,
+            )  # fmt: skip
             absorb_tile(
-                y,
-                s,
-                kept,
-                place,
-                j0,
-                c,
-                spot,
-                low,
-                high,
-                False,
-                sinks,
-                rows_state,
-                rows_top,
-                rows_sink,
-                rows_bands,
-                peaks[y],
-                rows_output,
-            )
+                y, s, kept, place, j0, c, spot, low, high, False, sinks, state[:r], top[:r],
+                sink_logits[:r], bands[:r], peaks[y], output[:r],
+            )  # fmt: skip
             if d_value:
                 _sgemm(
-                    address,
-                    no,
-                    at + 16,
-                    at + 4,
-                    at,
-                    one,
-                    values + 4 * value_stride * j0,
-                    at + 20,
-                    kept[:, place:].ctypes.data,
-                    at + 24,
-                    one,
-                    rows_output.ctypes.data,
-                    at + 16,
-                )
+                    address, no, at + 16, at + 4, at, one, value_address + 4 * value_stride * j0,
+                    at + 20, kept[:, place:].ctypes.data, at + 24, one, output.ctypes.data, at + 16,
+                )  # fmt: skip
         close_rows(
-            rows_state,
-            rows_top,
-            rows_sink,
-            rows_bands,
-            rows_output,
-            learned,
-            spot,
-            kept,
-            0,
-            tiles,
-            peaks,
-            sink_values,
-            factors,
-            i0,
-            *targets,
-        )
+            state[:r], top[:r], sink_logits[:r], bands[:r], output[:r], learned, spot, kept, 0,
+            tiles, peaks, sink_values, factors, i0, *targets,
+        )  # fmt: skip
         sum_columns(
-            kept,
-            tiles,
-            0,
-            sinks,
-            factors[: tiles.shape[0]],
-            feeds[i0:i1],
-            row_block[i0:i1],
-            pool,
-            received,
-            pooled,
-            scratch,
-        )
+            kept, tiles, 0, sinks, factors[: tiles.shape[0]], feeds[i0:i1], row_block[i0:i1], pool,
+            received, pooled, scratch,
+        )  # fmt: skip

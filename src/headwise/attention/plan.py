@@ -79,6 +79,7 @@ class Problem:
     pad: int  # zero columns beside a run, so that skewed views stay inside the buffer
     clean_v: bool  # v has no NaN and no infinity
     bands: int  # distance bands, 0 without a common axis
+    bounds: dict[int, Bounds] = field(default_factory=dict)
     runs_by_strip: dict[tuple[int, int, int], list[tuple[int, int]]] = field(default_factory=dict)
     keys_by_head: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
@@ -121,6 +122,44 @@ class Problem:
         return out
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """What compiled loops need of the measured rows, as arrays of one number per row."""
+
+    row: np.ndarray
+    position: np.ndarray
+    start: np.ndarray  # the keys a row sees: [start, stop) …
+    stop: np.ndarray
+    holes: bool  # … and among these, not those whose logit is -inf
+    block: np.ndarray  # of the pooled map
+    feeds: np.ndarray  # 1 for rows that feed the reductions, else 0
+
+    @staticmethod
+    def of(p: Problem, batch: int) -> Bounds:
+        """The bounds of one sequence, found once."""
+        name = batch if p.mask.batches() is not None or p.keep is not None else 0
+        if name not in p.bounds:
+            position = p.rows + p.offset
+            found = p.mask.interval(batch, position, p.keys)
+            start, stop = found or (
+                torch.zeros_like(position),
+                torch.full_like(position, p.keys),
+            )
+            pool = p.pool or p.keys + abs(p.offset) + p.q.shape[2]
+            block = position // pool
+            keep = torch.ones_like(position) if p.keep is None else p.keep[batch, p.rows]
+            p.bounds[name] = Bounds(
+                row=p.rows.numpy(),
+                position=position.numpy(),
+                start=start.numpy(),
+                stop=stop.numpy(),
+                holes=found is None or p.bias is not None,
+                block=(block - block[0]).numpy(),
+                feeds=keep.to(p.dtype).numpy(),
+            )
+        return p.bounds[name]
+
+
 @dataclass
 class Sums:
     """What the rows of one (sequence, kv head) add up to; g query heads, R measured rows."""
@@ -133,6 +172,23 @@ class Sums:
     output: Tensor | None  # (g, R, d_value)
     received: Tensor  # (g, n)
     pooled: Tensor | None  # (g, Gq, Gk)
+
+    def part(self, batch: int, kv_head: int) -> Sums:
+        """What one part of the strips of a head writes to: its own column sums, the same rows."""
+
+        def of(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[batch, kv_head]
+
+        return Sums(
+            raw=self.raw[batch, kv_head],
+            sink_logits=self.sink_logits[batch, kv_head],
+            log2_total=self.log2_total[batch, kv_head],
+            top_key=self.top_key[batch, kv_head],
+            bands=of(self.bands),
+            output=of(self.output),
+            received=torch.zeros_like(self.received[batch, kv_head]),
+            pooled=None if self.pooled is None else torch.zeros_like(self.pooled[batch, kv_head]),
+        )
 
     def arrays(self) -> tuple[np.ndarray, ...]:
         """What is kept per row, as NumPy arrays on the same memory; empty where it is None."""

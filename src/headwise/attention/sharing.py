@@ -103,14 +103,17 @@ def _workers(problem: Problem, workers: int | None) -> int:
     return torch.get_num_threads() if workers is None else workers
 
 
-def run_strips(problem: Problem, workers: int | None, memory: int) -> list[list[Sums]]:
-    """All strips of all (sequence, kv head), shared over threads; sums per (batch, kv head)."""
+def run_strips(problem: Problem, workers: int | None, memory: int) -> Sums:
+    """All strips of all (sequence, kv head), shared over threads, added up.
+
+    The fields of the result have two more axes in front: ``batch kv_head``.
+    """
     rows, width = _strip_rows(problem, memory)
     strips = _strips(problem, rows)
     batch, kv_heads = problem.k.shape[:2]
     parts = max(1, min(len(strips), -(-_TASKS // (batch * kv_heads))))
     count = min(_workers(problem, workers), batch * kv_heads * parts)
-    totals = [[_empty_sums(problem) for _ in range(kv_heads)] for _ in range(batch)]
+    everything = _empty_sums(problem)
     tasks = [(b, h, x) for b in range(batch) for h in range(kv_heads) for x in range(parts)]
     workspace, strip_pass = _passes(problem.form)
     spaces = [workspace(problem, problem.group * rows, width) for _ in range(count)]
@@ -120,20 +123,18 @@ def run_strips(problem: Problem, workers: int | None, memory: int) -> list[list[
         b, h, part = task
         space = spaces.pop()
         try:
-            sums = _share(totals[b][h])
-            head = strip_pass(problem, b, h, space)
+            sums = everything.part(b, h)
             # Every parts-th strip, so that parts of a causal mask weigh the same.
-            head.absorb(sums, strips[part::parts])
+            strip_pass(problem, b, h, space).absorb(sums, strips[part::parts])
             return sums
         finally:
             spaces.append(space)
 
     for (b, h, _), done in zip(tasks, _map(work, tasks, count), strict=True):
-        totals[b][h].received += done.received
-        pooled = totals[b][h].pooled
-        if pooled is not None and done.pooled is not None:
-            pooled += done.pooled
-    return totals
+        everything.received[b, h] += done.received
+        if everything.pooled is not None and done.pooled is not None:
+            everything.pooled[b, h] += done.pooled
+    return everything
 
 
 def _map(work: Callable[[_Task], Sums], tasks: list[_Task], count: int) -> list[Sums]:
@@ -151,38 +152,26 @@ def _map(work: Callable[[_Task], Sums], tasks: list[_Task], count: int) -> list[
 
 
 def _empty_sums(problem: Problem) -> Sums:
-    """Sums of no rows yet."""
+    """Sums of no rows yet, for every (sequence, kv head)."""
+    each = (*problem.k.shape[:2],)
     g, r, n = problem.group, len(problem.row_list), problem.keys
     kind: dict[str, Any] = {"dtype": problem.dtype, "device": problem.q.device}
-    pooled = None
+    pooled = output = bands = None
     if problem.pool is not None:
         first, last = (problem.row_list[i] + problem.offset for i in (0, -1))
         blocks = last // problem.pool - first // problem.pool + 1
-        pooled = torch.zeros(g, blocks, -(-n // problem.pool), **kind)
-    output = None
+        pooled = torch.zeros(*each, g, blocks, -(-n // problem.pool), **kind)
     if problem.every_row and problem.v is not None:
-        output = torch.empty(g, r, problem.v.shape[-1], **kind)
+        output = torch.empty(*each, g, r, problem.v.shape[-1], **kind)
+    if problem.bands:
+        bands = torch.zeros(*each, g, r, problem.bands, **kind)
     return Sums(
-        raw=torch.zeros(len(RAW), g, r, **kind),
-        sink_logits=torch.empty(g, r, problem.sink_keys, **kind),
-        log2_total=torch.empty(g, r, **kind),
-        top_key=torch.full((g, r), -1, device=problem.q.device),
-        bands=torch.zeros(g, r, problem.bands, **kind) if problem.bands else None,
+        raw=torch.zeros(*each, len(RAW), g, r, **kind),
+        sink_logits=torch.empty(*each, g, r, problem.sink_keys, **kind),
+        log2_total=torch.empty(*each, g, r, **kind),
+        top_key=torch.full((*each, g, r), -1, device=problem.q.device),
+        bands=bands,
         output=output,
-        received=torch.zeros(g, n, **kind),
+        received=torch.zeros(*each, g, n, **kind),
         pooled=pooled,
-    )
-
-
-def _share(sums: Sums) -> Sums:
-    """The same rows, and own column sums: what one part of the strips writes to."""
-    return Sums(
-        raw=sums.raw,
-        sink_logits=sums.sink_logits,
-        log2_total=sums.log2_total,
-        top_key=sums.top_key,
-        bands=sums.bands,
-        output=sums.output,
-        received=torch.zeros_like(sums.received),
-        pooled=None if sums.pooled is None else torch.zeros_like(sums.pooled),
     )

@@ -249,36 +249,32 @@ def _bands(first: int, last: int, keys: int, mask: Mask) -> int:
     return len(band_edges(max(last, keys - 1 - first if mask.looks_ahead() else 0, 0) + 1))
 
 
-def _finish(problem: Problem, totals: list[list[Sums]]) -> Statistics:
-    """Join heads and sequences, and name what was added up."""
-
-    def join(get) -> Tensor:  # type: ignore[no-untyped-def]
-        return torch.stack([torch.cat([get(s) for s in row]) for row in totals])
-
-    sampled = len(problem.row_list) / problem.q.shape[2]
-    some = totals[0][0]
+def _finish(problem: Problem, sums: Sums) -> Statistics:
+    """Name what was added up."""
+    raw = sums.raw.transpose(2, 3).flatten(1, 2).movedim(2, 0)
     named = name_rows(
-        raw=torch.stack([torch.cat([s.raw for s in row], 1) for row in totals], 1),
-        sink_logits=join(lambda s: s.sink_logits),
-        log2_total=join(lambda s: s.log2_total),
-        top_key=join(lambda s: s.top_key),
+        raw=raw,
+        sink_logits=sums.sink_logits.flatten(1, 2),
+        log2_total=sums.log2_total.flatten(1, 2),
+        top_key=sums.top_key.flatten(1, 2),
         problem=problem,
     )
-    bands = join(lambda s: s.bands) if some.bands is not None else None
+    bands = None if sums.bands is None else sums.bands.flatten(1, 2)
     if bands is not None:
         dropped = named["visible"] == 0
         if problem.keep is not None:
             dropped = dropped | ~problem.keep[:, problem.rows][:, None]
         if bool(dropped.any()):
             bands.masked_fill_(dropped[..., None], math.nan)
-    pooled = join(lambda s: s.pooled) if some.pooled is not None else None
-    output = join(lambda s: s.output) if some.output is not None else None
+    output = None
+    if sums.output is not None and problem.v is not None:
+        output = sums.output.flatten(1, 2).to(problem.v.dtype)
     first = problem.row_list[0] + problem.offset
     return Statistics(
-        output=None if output is None or problem.v is None else output.to(problem.v.dtype),
+        output=output,
         bands=bands,
-        received=join(lambda s: s.received) / sampled,
-        pooled=pooled,
+        received=sums.received.flatten(1, 2) * (problem.q.shape[2] / len(problem.row_list)),
+        pooled=None if sums.pooled is None else sums.pooled.flatten(1, 2),
         pooled_first=0 if problem.pool is None else first // problem.pool,
         rows=problem.rows,
         **named,
