@@ -113,7 +113,7 @@ def test_blocks_are_found():
 
 def test_the_families_of_the_readme_are_those_that_are_tested():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    listed = text.split("unobserved model:\n\n")[1].split("\n\n")[0]
+    listed = text.split("those of the matrices.\n\n")[1].split("\n\n")[0]
     assert set(re.findall(r"\w+", listed)) == set(FAMILIES)
     refused = text.split("(among them ")[1].split(")")[0]
     assert {name.replace("-", "_") for name in re.split(r",\s+", refused)} == set(REFUSED)

@@ -1,4 +1,4 @@
-"""The scripts in examples/ run as a reader would run them, on a tiny model, and say what they say."""
+"""The scripts in examples/ run as a reader would run them, on tiny models."""
 
 from __future__ import annotations
 
