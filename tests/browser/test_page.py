@@ -170,7 +170,16 @@ def test_slash_finds_a_token(visit):
     page.keyboard.press("Escape")
     page.keyboard.press("/")
     page.keyboard.type("no such word")
-    assert page.inner_text("#find-count") == "no such token"
+    assert page.inner_text("#find-count") == "not in the text"
+
+
+def test_a_word_in_several_tokens_is_found_whole(visit):
+    page = visit("decoder")
+    tokens = page.locator("#text-body .token").all_inner_texts()
+    at = tokens.index("sea")
+    page.keyboard.press("/")
+    page.keyboard.type(", sea")
+    assert page.locator("#text-body .found").all_inner_texts() == tokens[at - 1 : at + 1]
 
 
 def test_places_in_findings_pin_heads(visit):

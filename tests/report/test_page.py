@@ -142,7 +142,7 @@ def test_written_whole_or_not_at_all(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(FileError, match="cannot be written: No space left on device"):
+    with pytest.raises(FileError, match=r"cannot write .*report\.html: no space left on device"):
         write_report(dataset, target)
     assert target.read_text(encoding="utf-8") == before
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
@@ -152,5 +152,5 @@ def test_bad_targets_are_said(tmp_path):
     dataset = to_dataset(make_record(2, 3, 11))
     with pytest.raises(FileError, match="is a folder; allowed: the name of a file"):
         write_report(dataset, tmp_path)
-    with pytest.raises(FileError, match="No such file or directory; name a folder that exists"):
+    with pytest.raises(FileError, match=r"there is no folder .*nowhere; make it or name another"):
         write_report(dataset, tmp_path / "nowhere" / "report.html")

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -27,6 +26,7 @@ from headwise.report.quantities import about
 from headwise.report.roles import roles
 from headwise.report.rules import rules
 from headwise.report.run import definitions, run_facts, title_facts
+from headwise.results.files import whole
 
 __all__ = ["SECTIONS", "Section", "render", "write_report"]
 
@@ -83,29 +83,14 @@ def write_report(scan: Any, path: str | os.PathLike[str]) -> Path:
         path: the HTML file.
 
     Errors:
-        FileError: the folder does not exist or cannot be written to.
+        FileError: the folder does not exist or cannot be written to, or the path is no file.
     """
-    target = Path(path)
+    target = Path(path).expanduser()
     if target.is_dir():
         raise FileError(f"{target} is a folder", allowed="the name of a file, such as report.html")
     page = render(open_dataset(scan))
-    try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".headwise-", suffix=".html")
-    except OSError as error:
-        raise FileError(
-            f"the report cannot be written to {target.parent}: {error.strerror}",
-            to_do="name a folder that exists and that you may write to",
-        ) from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(page)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise FileError(f"the report {target} cannot be written: {error.strerror}") from None
-        raise
+    with whole(target) as temporary:
+        temporary.write_text(page, encoding="utf-8")
     return target
 
 
@@ -222,9 +207,3 @@ def _script() -> str:
 def _file(name: str) -> str:
     folder = resources.files("headwise.report").joinpath("templates")
     return folder.joinpath(name).read_text(encoding="utf-8")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -23,14 +23,15 @@ function receivedSource(scope, layer, head) {
   return { width, of };
 }
 
-// Log scale from the 2% to the 99.8% quantile: one sink must not hide the rest.
+// Log scale from the 2% to the 99.8% quantile: one sink must not hide the rest. It spans at least
+// from a third to ten times the median, so that nearly equal tokens are shaded nearly equally.
 function shadeScale(values) {
   const sorted = values.filter((v) => v > 0).sort((a, b) => a - b);
   if (!sorted.length) return () => 0;
-  const high = sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * 0.998))];
-  let low = sorted[Math.floor(sorted.length * 0.02)];
-  if (high <= 0) return () => 0;
-  low = Math.min(low, high / 10);
+  const quantile = (level) =>
+    sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * level))];
+  const high = Math.max(quantile(0.998), 10 * quantile(0.5)),
+    low = Math.min(quantile(0.02), quantile(0.5) / 3);
   const scale = (value) =>
     Math.min(1, Math.max(0, Math.log(Math.max(value, low) / low) / Math.log(high / low)));
   return Object.assign(scale, { low, high });

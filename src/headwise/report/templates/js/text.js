@@ -54,8 +54,8 @@ function drawTextChoice() {
   const finder = el("input", {
     type: "search",
     id: "find",
-    placeholder: "Find a token",
-    "aria-label": "Find a token",
+    placeholder: "Find in the text",
+    "aria-label": "Find in the text",
     value: text.search,
     autocomplete: "off",
     spellcheck: "false",
@@ -289,6 +289,40 @@ function evenShare(value, stream) {
   return Number.isFinite(value) ? `${coarse(value * stream.length)} times an even share` : "";
 }
 
+// First and last token of every occurrence; words that are cut into several tokens are found too.
+function occurrences(stream, wanted) {
+  text.joined ||= {};
+  const { whole, starts } = (text.joined[stream.name] ||= joinTokens(stream));
+  const tokenOf = (place) => {
+    let low = 0,
+      high = starts.length - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (starts[middle] <= place) low = middle;
+      else high = middle - 1;
+    }
+    return low;
+  };
+  const hits = [];
+  for (let at = whole.indexOf(wanted); at >= 0; at = whole.indexOf(wanted, at + 1)) {
+    const first = tokenOf(at);
+    if (hits.at(-1)?.[0] !== first) hits.push([first, tokenOf(at + wanted.length - 1)]);
+  }
+  return hits;
+}
+function joinTokens(stream) {
+  const parts = [],
+    starts = [];
+  let length = 0;
+  for (let i = 0; i < stream.length; i++) {
+    const label = arrays.tokens.data[stream.start + i].toLowerCase();
+    starts.push(length);
+    parts.push(label);
+    length += label.length;
+  }
+  return { whole: parts.join(""), starts };
+}
+
 function findToken(step) {
   const stream = facts.streams[text.stream],
     wanted = text.search.trim().toLowerCase().replaceAll(" ", "␣");
@@ -299,19 +333,16 @@ function findToken(step) {
     markFound();
     return;
   }
-  const hits = [];
-  for (let i = 0; i < stream.length; i++) {
-    if (arrays.tokens.data[stream.start + i].toLowerCase().includes(wanted)) hits.push(i);
-  }
+  const hits = occurrences(stream, wanted);
   if (!hits.length) {
     text.found = null;
-    count.textContent = "no such token";
+    count.textContent = "not in the text";
     markFound();
     return;
   }
-  const now = hits.indexOf(text.found);
+  const now = hits.findIndex(([first]) => first === text.found);
   const next = now < 0 ? 0 : (now + step + hits.length) % hits.length;
-  text.found = hits[next];
+  [text.found, text.foundLast] = hits[next];
   count.textContent = `${whole(next + 1)} of ${whole(hits.length)}${hits.length > 1 ? " · Enter for the next" : ""}`;
   const page = Math.floor(text.found / pagesOf(stream).size);
   if (page !== state.page) {
@@ -324,10 +355,11 @@ function findToken(step) {
 function markFound() {
   for (const node of document.querySelectorAll("#text-body .found")) node.classList.remove("found");
   if (text.found === null) return;
-  const node = document.querySelector(`#text-body [data-i="${text.found}"]`);
-  if (node) {
+  for (let i = text.found; i <= text.foundLast; i++) {
+    const node = document.querySelector(`#text-body [data-i="${i}"]`);
+    if (!node) return;
     node.classList.add("found");
-    node.scrollIntoView({ block: "nearest" });
+    if (i === text.found) node.scrollIntoView({ block: "nearest" });
   }
 }
 
