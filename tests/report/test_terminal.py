@@ -15,9 +15,9 @@ from tests.results.conftest import SHAPES
 from tests.results.synthetic import make_record
 
 
-def printed(dataset):
+def printed(dataset, width=80):
     out = io.StringIO()
-    Console(width=80, file=out, color_system=None).print(summary(dataset, findings(dataset)))
+    Console(width=width, file=out, color_system=None).print(summary(dataset, findings(dataset)))
     return out.getvalue()
 
 
@@ -34,6 +34,17 @@ def test_says_the_verdict_and_where():
     assert verdict(findings(dataset)) in text
     assert "act NaN or infinity in 1 of 5 layers: L1." in text
     assert "·" in next(line for line in printed(dataset).splitlines() if "max logit" in line)
+
+
+def test_a_narrow_terminal_shortens_the_bars_and_not_the_numbers():
+    dataset = to_dataset(make_record(30, 2, 11))
+    wide, narrow = (
+        next(line for line in printed(dataset, width).splitlines() if line.startswith("sink "))
+        for width in (80, 60)
+    )
+    assert "…" not in printed(dataset, 60)
+    assert cell_len(narrow.rstrip()) <= 60
+    assert narrow.split()[-4:] == wide.split()[-4:]
 
 
 def test_many_layers_share_bars():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import xarray as xr
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +26,8 @@ _MARKS: Final = {
     "note": ("note", "dim"),
 }
 _BARS: Final = "▁▂▃▄▅▆▇█"
-_WIDEST: Final = 36
+_WIDEST: Final = 36  # bars; 44 columns hold the words and numbers beside them
+_BESIDE: Final = 44
 # variable, label, unit, logarithmic
 _LINES: Final = (
     ("entropy_fraction", "entropy", "of ln n", False),
@@ -77,7 +79,7 @@ def summary(dataset: xr.Dataset, found: Sequence[Finding]) -> RenderableType:
         parts += [Text(), _findings(found)]
     if len(found) > _SHOWN:
         parts.append(Text(f"      and {len(found) - _SHOWN} more", style="dim"))
-    parts += [Text(), _by_layer(dataset)]
+    parts += [Text(), _ByLayer(dataset=dataset)]
     return Group(*parts)
 
 
@@ -91,10 +93,20 @@ def _findings(found: Sequence[Finding]) -> Table:
     return table
 
 
-def _by_layer(dataset: xr.Dataset) -> Table:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _ByLayer:
+    """The table by layer, its bars as wide as the terminal allows."""
+
+    dataset: xr.Dataset
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield _by_layer(self.dataset, max(4, min(_WIDEST, options.max_width - _BESIDE)))
+
+
+def _by_layer(dataset: xr.Dataset, widest: int) -> Table:
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(width=15, no_wrap=True)
-    table.add_column(width=_WIDEST, no_wrap=True)
+    table.add_column(width=widest, no_wrap=True)
     for _ in range(2):
         table.add_column(width=8, justify="right", no_wrap=True)
     table.add_column(width=9, no_wrap=True)
@@ -103,15 +115,15 @@ def _by_layer(dataset: xr.Dataset) -> Table:
         several = len(set(roles)) > 1
         heading = _ROLES[role] if several else "by layer"
         rows = [
-            _line(label, dataset[name].values[roles == role], unit, log)
+            _line(label, dataset[name].values[roles == role], unit, log, widest)
             for name, label, unit, log in _LINES
             if name in dataset
         ]
         if role != "cross" and "stream_out_rms" in dataset:
             chosen = dataset["stack"].values.astype(str) == role
             stream = dataset["stream_out_rms"].values[chosen]
-            rows.append(_line("stream rms", stream[:, None], "", True))
-        words = "first to last, mean over heads"
+            rows.append(_line("stream rms", stream[:, None], "", True, widest))
+        words = "first to last, mean over heads" if widest > 29 else "first to last"
         table.add_row(Text(heading, style="bold"), Text(words, style="dim"), *_ENDS)
         for row in rows:
             if row is not None:
@@ -123,7 +135,7 @@ _ENDS: Final = (Text("least", style="dim"), Text("most", style="dim"), Text())
 
 
 def _line(
-    label: str, values: np.ndarray, unit: str, log: bool
+    label: str, values: np.ndarray, unit: str, log: bool, widest: int
 ) -> tuple[Text, Text, Text, Text, Text] | None:
     count = np.isfinite(values).sum(1)
     total = np.where(np.isfinite(values), values, 0.0).sum(1)
@@ -132,13 +144,13 @@ def _line(
     if not known.size:
         return None
     least, most = Text(three(float(known.min()))), Text(three(float(known.max())))
-    bars = Text(_bars(means, log), style="cyan")
+    bars = Text(_bars(means, log, widest), style="cyan")
     return Text(label), bars, least, most, Text(unit, style="dim")
 
 
-def _bars(means: np.ndarray, log: bool) -> str:
+def _bars(means: np.ndarray, log: bool, widest: int) -> str:
     """One bar per layer, or per few layers when there are more than fit; ``·`` where unknown."""
-    groups = np.array_split(means, min(len(means), _WIDEST))
+    groups = np.array_split(means, min(len(means), widest))
     values = [
         float(part[np.isfinite(part)].mean()) if np.isfinite(part).any() else np.nan
         for part in groups
