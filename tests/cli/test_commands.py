@@ -140,10 +140,22 @@ def test_a_layer_that_is_not_finite_is_named_and_the_rest_written(stage):
     code, _, err = stage.run("report", "m", "--save", "s.nc")
     assert code == 2
     assert err == (
-        "headwise: 1 of 3 attention layers are not finite: NaN in the queries of "
+        "headwise: 1 of 3 attention layers is not finite: NaN in the queries of "
         "model.layers.1.self_attn; the results hold the other 2\n"
     )
     assert stage.files() == ["headwise-m.html", "s.nc"]
+
+
+def test_weights_that_are_not_finite_are_named_though_no_layer_was_reached(stage):
+    about = {**stage.record.about, "non_finite_weights": ["lm_head.weight", "x.bias"]}
+    stage.record = replace(stage.record, about=about)
+    code, _, err = stage.run("report", "m")
+    assert code == 2
+    assert err == (
+        "headwise: NaN or infinity in the weights lm_head.weight and 1 more; no attention layer "
+        "was reached by it\n"
+    )
+    assert stage.files() == ["headwise-m.html"]
 
 
 def test_a_run_that_was_stopped_keeps_what_is_done(stage):

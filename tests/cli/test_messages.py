@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -36,6 +39,11 @@ LINES = {
     "report m --out no/page.html": "headwise: cannot write no/page.html: there is no folder no; "
     "make it or name another\n",
     "report m --out .": "headwise: cannot write .: a folder has that name; name another file\n",
+    "report m --out -": "headwise: --out is -; allowed: the name of a file\n",
+    "report m --json found.txt": "headwise: got unexpected extra argument(s) (found.txt); the FILE "
+    "after --json has to end in .json; see headwise report --help\n",
+    "report m --out /dev/null": "headwise: cannot write /dev/null: it is a device or a pipe; name "
+    "a file\n",
     "report m --save s.txt": "headwise: cannot save a scan as s.txt; allowed: .nc (NetCDF, one "
     "file) or .zarr (Zarr, a folder)\n",
     "report m --save no/s.nc": "headwise: cannot write no/s.nc: there is no folder no; make it or "
@@ -123,9 +131,39 @@ def test_errors_of_the_run_are_one_line(stage, error):
 
 def test_ctrl_c_before_anything_was_measured(stage):
     stage.error = KeyboardInterrupt()
-    code, out, _ = stage.run("report", "m")
-    assert (code, out) == (130, "")
+    line = "headwise: stopped; nothing was written\n"
+    assert stage.run("report", "m") == (130, "", line)
     assert stage.files() == []
+
+
+def test_names_do_not_reach_the_terminal_as_control_characters(stage):
+    stage.error = ModelError("no model m\x1b[31m\x07")
+    assert stage.run("report", "m") == (2, "", "headwise: no model m\\x1b[31m\\x07\n")
+
+
+@pytest.mark.parametrize("line", ["report m", "report m --json --quiet", "scan m --out s.nc"])
+def test_standard_output_on_a_full_disk(stage, line):
+    # In a process of its own: what is left over at its exit counts too.
+    script = (
+        "import sys; from types import SimpleNamespace as N; from headwise.cli.app import run; "
+        "from tests.cli.conftest import FakeScan; from tests.results.synthetic import make_record; "
+        "from headwise.results.label import to_dataset; "
+        "made = FakeScan(to_dataset(make_record(layers=3, heads=5, tokens=37))); "
+        "sys.modules['headwise.observation.run'] = N(scan=lambda *a, **k: made); "
+        "sys.exit(run(sys.argv[1:]))"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", script, *line.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+    assert done.stderr == (
+        "headwise: cannot write the output: no space left on device; make room there\n"
+    )
+    assert done.returncode == 2
 
 
 def test_memory(stage):

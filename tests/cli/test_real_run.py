@@ -114,8 +114,8 @@ def one_line(capsys, *arguments: str) -> str:
     ("line", "said"),
     [
         ("--tokens 300", "300 tokens, but tiny was trained on at most 128; add --allow-long"),
-        ("--layers 7", "layers [7]; allowed: 0 to 2"),
-        ("--heads 0,9", "heads [0, 9]; allowed: 0 to 2"),
+        ("--layers 7", "the model has no layer 7; allowed: layers 0 to 2"),
+        ("--heads 0,9", "the model has no head 9; allowed: heads 0 to 2"),
         ("--dtype float7", "--dtype is 'float7'; allowed: float32, bfloat16, float16"),
         ("--device nowhere", "--device is 'nowhere'"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import sys
 from pathlib import Path
@@ -242,6 +243,11 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     )
 
 
+def test_one_file_of_a_folder(llama: Path) -> None:
+    assert refused(llama / "model.safetensors").endswith(f"; name its folder: {llama}")
+    assert refused(llama / "config.json").endswith(f"; name its folder: {llama}")
+
+
 def test_a_folder_without_configuration(tmp_path: Path) -> None:
     assert refused(tmp_path) == (
         f"{tmp_path} has no config.json, so it is not a Hugging Face model folder"
@@ -268,7 +274,9 @@ def test_an_unknown_architecture(llama: Path, tmp_path: Path) -> None:
     edit_config(folder, model_type="quuxformer")
     message = refused(folder)
     assert message.startswith("the architecture 'quuxformer' is not known to the installed")
-    assert "such as llama, qwen3, gemma3" in message
+    known = re.search(r"allowed: its (\d+) architectures, such as llama, qwen3, gemma3", message)
+    assert known is not None
+    assert int(known[1]) > 100
 
 
 def test_an_architecture_that_does_not_route_is_refused_before_its_weights(tmp_path: Path) -> None:
@@ -421,7 +429,17 @@ def test_tensors_that_are_missing_are_named(llama: Path, tmp_path: Path) -> None
 def test_weights_of_another_configuration(llama: Path, tmp_path: Path) -> None:
     folder = copy(llama, tmp_path / "m")
     edit_config(folder, intermediate_size=37)
-    assert refused(folder).startswith("the weights of m ")
+    assert refused(folder) == (
+        "the weights of m do not fill the model: model.layers.0.mlp.down_proj.weight (shape),"
+        " model.layers.0.mlp.gate_proj.weight (shape), model.layers.0.mlp.up_proj.weight (shape)"
+        " and 6 more; the file does not belong to this configuration, or is incomplete"
+    )
+
+
+def test_a_configuration_that_names_what_does_not_exist(llama: Path, tmp_path: Path) -> None:
+    folder = copy(llama, tmp_path / "m")
+    edit_config(folder, hidden_act="nonesuch")
+    assert refused(folder) == "m cannot be loaded (KeyError: 'nonesuch')"
 
 
 @pytest.mark.parametrize("size", [6, 20, 300, -1])
@@ -432,6 +450,7 @@ def test_truncated_gguf(tmp_path: Path, size: int) -> None:
     os.truncate(file, size if size >= 0 else whole - 129)
     message = refused(file)
     assert "truncated" in message
+    assert "buffer" not in message
     if size < 0:
         assert f"and it has {whole - 129}; fetch the file again" in message
 
@@ -444,6 +463,14 @@ def test_gguf_of_other_content(tmp_path: Path) -> None:
     assert "allowed: versions 2 and 3, little-endian" in refused(file)
     file.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     assert refused(file).endswith("is a Git LFS pointer, not the weights; run git lfs pull")
+
+
+def test_gguf_under_another_name(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.bin"
+    tiny_models.save_gguf(file)
+    assert refused(file) == (
+        f"{file} is a GGUF file, but its name does not end in .gguf; rename it"
+    )
 
 
 def test_gguf_of_a_family_that_cannot_be_loaded(tmp_path: Path) -> None:
@@ -467,6 +494,18 @@ def test_options(llama: Path) -> None:
     assert str(caught.value) == ("--dtype is 'int3'; allowed: float32, bfloat16, float16, float64")
     with pytest.raises(OptionError, match=r"^--device is 'toaster', which cannot be used here"):
         load_model(llama, device="toaster")
+    for device, reason in (("meta", "it holds no numbers"), ("mps", "torch was not built for it")):
+        with pytest.raises(OptionError) as caught:
+            load_model(llama, device=device)
+        assert str(caught.value) == (
+            f"--device is '{device}', which cannot be used here ({reason}); allowed: cpu, cuda,"
+            " cuda:N, mps, auto"
+        )
+
+
+def test_a_name_that_would_move_the_cursor(llama: Path, tmp_path: Path) -> None:
+    folder = copy(llama, tmp_path / "m\x1b[31m\nx")
+    assert load_model(folder, device="cpu").name == "m\ufffd[31m\ufffdx"
 
 
 def test_a_module_that_is_no_transformers_model() -> None:

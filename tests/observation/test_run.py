@@ -358,6 +358,7 @@ def test_broken_weights_leave_the_healthy_part(tmp_path: Path) -> None:
         "the weights model.layers.1.mlp.up_proj.weight hold NaN or infinity"
         in (found.record.about["notes"])
     )
+    assert found.record.about["non_finite_weights"] == ["model.layers.1.mlp.up_proj.weight"]
     healthy = [layer.non_finite is None for layer in found.record.layers]
     assert healthy == [True, True, False]
     assert "layer 2 (model.layers.2.self_attn)" in (found.record.layers[2].non_finite or "")

@@ -254,6 +254,11 @@ def test_text_without_a_tokenizer() -> None:
         "tiny-llama has no tokenizer, so it cannot read text; give token ids, or a model folder"
         " with its tokenizer"
     )
+    broken = ("a note", "the tokenizer of tiny-llama could not be loaded (EOF)")
+    assert message(ModelError, replace(model(), tokenizer=None, notes=broken), TEXT) == (
+        "tiny-llama has no tokenizer, so it cannot read text: the tokenizer of tiny-llama could not"
+        " be loaded (EOF); give token ids, or a model folder with its tokenizer"
+    )
 
 
 @pytest.mark.parametrize(

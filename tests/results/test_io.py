@@ -62,14 +62,18 @@ def test_a_failed_save_leaves_the_old_scan(suffix, tmp_path, monkeypatch):
     dataset = to_dataset(make_record())
     path = io.save(dataset, tmp_path / f"scan{suffix}")
 
-    def fail(self, target, **_):
+    def fail(self, *target, **_):
+        place = self
         if suffix == ".zarr":
-            Path(target).mkdir()
-            target = target / "part"
-        Path(target).write_bytes(b"half")
+            target[0].mkdir()
+            place = target[0] / "part"
+        place.write_text("half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(xr.Dataset, "to_netcdf" if suffix == ".nc" else "to_zarr", fail)
+    if suffix == ".nc":
+        monkeypatch.setattr(Path, "write_bytes", fail)
+    else:
+        monkeypatch.setattr(xr.Dataset, "to_zarr", fail)
     with pytest.raises(FileError, match=r"cannot write .*scan.*: no space left on device"):
         io.save(to_dataset(make_record(layers=2)), path)
     assert os.listdir(tmp_path) == [path.name]
@@ -103,6 +107,25 @@ def test_writable(tmp_path):
     with pytest.raises(FileError, match=r"cannot write .*: file name too long"):
         writable(tmp_path / ("x" * 300))
     assert os.listdir(tmp_path) == ["folder.html"]
+
+
+def test_a_device_or_a_pipe_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe.html")
+    for path in (tmp_path / "pipe.html", Path("/dev/null")):
+        with pytest.raises(FileError, match=rf"{path}: it is a device or a pipe; name a file"):
+            writable(path)
+    assert (tmp_path / "pipe.html").is_fifo()
+
+
+def test_a_link_is_followed(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link.html").symlink_to(tmp_path / "there" / "page.html")
+    for text in ("one", "two"):
+        with whole(tmp_path / "link.html") as temporary:
+            temporary.write_text(text)
+        assert (tmp_path / "there" / "page.html").read_text() == text
+    assert (tmp_path / "link.html").is_symlink()
+    assert os.listdir(tmp_path / "there") == ["page.html"]
 
 
 def test_whole_removes_what_was_half_written(tmp_path):

@@ -6,10 +6,12 @@ Exit codes: 0 done; 2 what was asked cannot be done, or what was measured is not
 
 from __future__ import annotations
 
+import errno
+import functools
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -43,9 +45,25 @@ def headwise(
         typer.echo(context.get_help())
 
 
-app.command()(report)
-app.command()(scan)
-app.command()(show)
+class _Stopped(Exception):
+    """Ctrl-C, under a name of our own: typer would end the program without a word."""
+
+
+def _told(command: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(command)
+    def run_command(*arguments: Any, **options: Any) -> int:
+        try:
+            code = command(*arguments, **options)
+            sys.stdout.flush()  # while a full disk can still be said
+        except KeyboardInterrupt:
+            raise _Stopped from None
+        return code
+
+    return run_command
+
+
+for _command in (report, scan, show):
+    app.command()(_told(_command))
 
 
 def main() -> None:
@@ -68,15 +86,18 @@ def run(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else 0
     except HeadwiseError as error:
         return _fail(str(error), error, 2)
-    except (KeyboardInterrupt, typer.Abort) as error:
-        return _fail("stopped", error, 130)
+    except (_Stopped, KeyboardInterrupt, typer.Abort) as error:
+        return _fail("stopped; nothing was written", error, 130)
     except MemoryError as error:
         return _fail("out of memory; lower --tokens, --batch or --window", error, 2)
     except BrokenPipeError:
-        # The reader went away (`headwise … | head`); keep the interpreter from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader went away: headwise … | head
         return 1
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            _drop_output()
+            reason = str(error.strerror).lower()
+            return _fail(f"cannot write the output: {reason}; make room there", error, 2)
         if hasattr(error, "format_message"):  # a usage error of typer, whichever click it carries
             return _fail(_usage(error, arguments), error, 2)
         text = " ".join(str(error).split())
@@ -88,15 +109,27 @@ def run(arguments: Sequence[str]) -> int:
         )
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _drop_output() -> None:
+    """Keep the interpreter from complaining at exit about what it could not write."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _fail(line: str, error: BaseException, code: int) -> int:
     if os.environ.get("HEADWISE_TRACEBACK"):
         traceback.print_exception(error)
-    print(f"headwise: {line}", file=sys.stderr)
+    # Names of files and models are data: none of them moves the cursor or colours the terminal.
+    plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+    print(f"headwise: {plain}", file=sys.stderr)
     return code
 
 
 def _usage(error: Any, arguments: Sequence[str]) -> str:
     text = " ".join(str(error.format_message()).split()).rstrip(".")
+    if "--json" in arguments and "unexpected extra argument" in text:
+        text += "; the FILE after --json has to end in .json"
     names = [command.callback.__name__ for command in app.registered_commands if command.callback]
     command = f"headwise {arguments[0]}" if arguments[0] in names else "headwise"
     return f"{text[:1].lower()}{text[1:]}; see {command} --help"

@@ -34,6 +34,8 @@ class Outputs:
         from headwise.results.io import save_path
 
         file = None if self.json in (None, "-") else Path(str(self.json))
+        if str(self.page) == "-":
+            raise OptionError("--out is -", allowed="the name of a file")
         named = [path for path in (self.page, self.scan, file) if path is not None]
         absolute = [path.expanduser().absolute() for path in named]
         for path in absolute:
@@ -90,11 +92,20 @@ def exit_code(dataset: xr.Dataset) -> int:
 
     reasons = [str(reason) for reason in dataset["non_finite"].to_numpy() if reason]
     if reasons:
-        more = "" if len(reasons) == 1 else f" and {len(reasons) - 1} more"
         total = dataset.sizes["layer"]
+        verb = "is" if len(reasons) == 1 else "are"
         print(
-            f"headwise: {len(reasons)} of {total} attention layers are not finite: {reasons[0]}"
-            f"{more}; the results hold the other {total - len(reasons)}",
+            f"headwise: {len(reasons)} of {total} attention layers {verb} not finite:"
+            f" {reasons[0]}; the results hold the other {total - len(reasons)}",
+            file=sys.stderr,
+        )
+        return 2
+    weights = about(dataset).get("non_finite_weights")
+    if weights:
+        more = f" and {len(weights) - 1} more" if len(weights) > 1 else ""
+        print(
+            f"headwise: NaN or infinity in the weights {weights[0]}{more}; no attention layer was"
+            " reached by it",
             file=sys.stderr,
         )
         return 2

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import resource
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
@@ -153,15 +153,19 @@ def _options(
     chosen = None if layers is None else frozenset(layers)
     numbers = {m.number for m in found.modules.values()}
     if (chosen is not None and not chosen <= numbers) or chosen == frozenset():
-        raise OptionError(
-            f"layers {sorted(chosen - numbers) or 'is empty'}",
-            allowed=f"{min(numbers)} to {max(numbers)}",
-        )
+        raise _none("layer", chosen - numbers, max(numbers))
     wanted = None if heads is None else tuple(sorted(set(heads)))
     most = max((_heads(c) for c in found.configs), default=0)
     if wanted is not None and (not wanted or wanted[0] < 0 or (most and wanted[-1] >= most)):
-        raise OptionError(f"heads {list(wanted)}", allowed=f"0 to {most - 1}")
+        raise _none("head", {h for h in wanted if not 0 <= h < most}, most - 1)
     return Options(rows, chosen, wanted, sink_keys, keep_rows, workers)
+
+
+def _none(what: str, wrong: Collection[int], last: int) -> OptionError:
+    first = ", ".join(str(number) for number in sorted(wrong)[:3])
+    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    found = f"the model has no {what} {first}{more}" if wrong else f"no {what}s were named"
+    return OptionError(found, allowed=f"{what}s 0 to {last}")
 
 
 def _heads(config: Any) -> int:

@@ -91,8 +91,10 @@ def read_gguf_header(path: Path) -> GgufHeader:
             try:
                 return _read(_Cursor(data))
             except (ValueError, KeyError, struct.error, OverflowError) as error:
+                short = isinstance(error, struct.error)
+                reason = "it ends inside the header" if short else str(error)
                 raise ModelError(
-                    f"the header of {path} is truncated or corrupt ({error})",
+                    f"the header of {path} is truncated or corrupt ({reason})",
                     to_do="fetch the file again",
                 ) from None
 

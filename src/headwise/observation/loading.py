@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.errors import ModelError, OptionError, ResourceError
+from headwise.errors import ModelError, ResourceError
 from headwise.observation.architecture import (
     Kind,
     check_routed,
@@ -23,11 +23,10 @@ from headwise.observation.architecture import (
 )
 from headwise.observation.checkpoint_files import check_gguf, check_weights, is_gguf, read_config
 from headwise.observation.gguf_header import GgufHeader
+from headwise.observation.placement import chosen_device, chosen_dtype
 from headwise.observation.quiet import parsed_once, quiet
 
-__all__ = ["DTYPES", "LoadedModel", "input_device", "load_model", "wrap_model"]
-
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+__all__ = ["LoadedModel", "input_device", "load_model", "wrap_model"]
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -82,7 +81,8 @@ def load_model(
 
     Args:
         path: a Hugging Face folder (config.json and safetensors), a ``.gguf`` file, or a hub id.
-        dtype: one of ``DTYPES``; None keeps the checkpoint's own (float32 for GGUF).
+        dtype: float32, bfloat16, float16 or float64; None keeps the checkpoint's own (float32 for
+            GGUF).
         device: such as "cpu" or "cuda:0"; "auto" spreads the model over all devices; None takes
             the first CUDA device, or the CPU where there is none.
         trust_remote_code: run the Python code inside the model folder, if it has any.
@@ -96,7 +96,7 @@ def load_model(
             ...
         headwise.errors.ModelError: there is no file or folder /no/such/model
     """
-    chosen, place = _dtype(dtype), _device(device)
+    chosen, place = chosen_dtype(dtype), chosen_device(device)
     source = _find(str(path), trust_remote_code)
     with quiet(), parsed_once():
         config = _config(source, trust_remote_code)
@@ -130,7 +130,7 @@ def wrap_model(
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        name=name or config._name_or_path or type(model).__name__,
+        name=_printable(name or config._name_or_path or type(model).__name__),
         architecture=config.model_type,
         context=_context(config, limit),
         path=path,
@@ -139,6 +139,11 @@ def wrap_model(
         non_finite=broken,
         notes=notes + tuple(f"the weights {each} hold NaN or infinity" for each in broken),
     )
+
+
+def _printable(name: str) -> str:
+    """A name that can be shown: it is the name of a folder, which may hold any character."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
 
 
 def input_device(model: Any) -> torch.device:
@@ -156,41 +161,21 @@ def input_device(model: Any) -> torch.device:
     return torch.device(embedding._hf_hook.execution_device)  # accelerate loads them from there
 
 
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype not in DTYPES:
-        raise OptionError(f"--dtype is {dtype!r}", allowed=", ".join(DTYPES))
-    found: torch.dtype = getattr(torch, dtype)
-    return found
-
-
-def _device(device: str | torch.device | None) -> str:
-    if device is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "auto":
-        return "auto"
-    try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        first = str(error).splitlines()[0]
-        raise OptionError(
-            f"--device is {str(device)!r}, which cannot be used here ({first})",
-            allowed="cpu, cuda, cuda:N, auto",
-        ) from None
-    return str(place)
-
-
 def _find(path: str, trust_remote_code: bool) -> _Source:
     here = Path(path).expanduser()
     if here.is_dir():
         return _Source(here, here.resolve().name)
     if here.is_file():
         if not is_gguf(here):
+            part = here.suffix in {".safetensors", ".json", ".bin"}
             raise ModelError(
                 f"{path} is a file, but not a GGUF file",
                 allowed="a Hugging Face folder, a hub id or a GGUF file",
+                to_do=f"name its folder: {here.parent}" if part else None,
+            )
+        if here.suffix != ".gguf":  # transformers would take it for a pickle
+            raise ModelError(
+                f"{path} is a GGUF file, but its name does not end in .gguf", to_do="rename it"
             )
         return _Source(here.parent, here.stem, check_gguf(here), here.name)
     hub_id = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", path)
@@ -238,8 +223,8 @@ def _config(source: _Source, trust_remote_code: bool) -> Any:
         if kind not in CONFIG_MAPPING and not trust_remote_code:
             raise ModelError(
                 f"the architecture {kind!r} is not known to the installed transformers",
-                allowed=f"its {len(CONFIG_MAPPING)} architectures, such as llama, qwen3, gemma3,"
-                " gpt2, bert, t5",
+                allowed=f"its {len(CONFIG_MAPPING.keys())} architectures, such as llama, qwen3,"
+                " gemma3, gpt2, bert, t5",
                 to_do="update transformers if the model is newer",
             )
     try:
@@ -250,7 +235,8 @@ def _config(source: _Source, trust_remote_code: bool) -> Any:
             **source.options,
         )
     except Exception as error:
-        raise ModelError(f"the configuration of {source.name} cannot be used ({error})") from None
+        first = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        raise ModelError(f"the configuration of {source.name} cannot be used ({first})") from None
 
 
 def _class(config: Any, trust_remote_code: bool) -> type[Any]:
@@ -308,6 +294,7 @@ def _weights(
             config=config,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # _complete refuses them by name
             **options,
         )
     except (MemoryError, torch.OutOfMemoryError):
@@ -316,8 +303,8 @@ def _weights(
             to_do="lower --dtype to bfloat16, or take another --device",
         ) from None
     except Exception as error:
-        first = " ".join(str(error).split())[:400]
-        raise ModelError(f"the weights of {source.name} cannot be loaded ({first})") from None
+        first = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        raise ModelError(f"{source.name} cannot be loaded ({first})") from None
     return model.eval(), _complete(model, info, source)
 
 

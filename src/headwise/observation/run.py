@@ -238,6 +238,8 @@ def _completed(
 ) -> Scan:
     """The scan with the facts that only this loop knows."""
     measured.facts.update(model=loaded.name, context=loaded.context)
+    if loaded.non_finite:
+        measured.facts["non_finite_weights"] = list(loaded.non_finite)
     for note in loaded.notes:
         measured.note(note)
     longest = max(max(len(d.ids), 0 if d.target is None else len(d.target)) for d in documents)

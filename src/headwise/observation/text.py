@@ -122,8 +122,9 @@ def _ids(loaded: LoadedModel, text: Any, wanted: int | None) -> Tensor:
     if not text.strip():
         raise TextError("the text is empty" if not text else "the text holds only white space")
     if loaded.tokenizer is None:
+        why = next((f": {note}" for note in loaded.notes if note.startswith("the tokenizer")), "")
         raise ModelError(
-            f"{loaded.name} has no tokenizer, so it cannot read text",
+            f"{loaded.name} has no tokenizer, so it cannot read text{why}",
             to_do="give token ids, or a model folder with its tokenizer",
         )
     enough = _CHARACTERS_PER_TOKEN * (wanted or DEFAULT_TOKENS) + _MARGIN

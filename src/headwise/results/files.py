@@ -16,10 +16,11 @@ __all__ = ["whole", "writable"]
 def writable(path: str | Path) -> Path:
     """The path, after making sure that a file can be put there: asked before hours of work.
 
-    A trial file is made in the folder and removed again.
+    A trial file is made in the folder and removed again. A link is followed, as a shell does.
 
     Raises:
-        FileError: the folder is missing or does not allow it, or a folder stands at the path.
+        FileError: the folder is missing or does not allow it, or what stands at the path is a
+            folder, a device or a pipe: putting a file in its place would destroy it.
     """
     target = Path(path).expanduser()
     try:
@@ -32,6 +33,8 @@ def writable(path: str | Path) -> Path:
             raise FileError(
                 f"cannot write {target}: a folder has that name", to_do="name another file"
             )
+        if target.exists() and not target.is_file() and not target.is_dir():
+            raise FileError(f"cannot write {target}: it is a device or a pipe", to_do="name a file")
         if target.is_file() and not os.access(target, os.W_OK):
             raise FileError(f"cannot write {target}: the file there is read-only")
         trial = _beside(target)
@@ -58,7 +61,7 @@ def whole(path: str | Path) -> Iterator[Path]:
     temporary = _beside(target)
     try:
         yield temporary
-        _replace(temporary, target)
+        _replace(temporary, Path(os.path.realpath(target)))
     except OSError as error:
         raise FileError(f"cannot write {target}: {_reason(error)}") from error
     finally:
@@ -67,6 +70,7 @@ def whole(path: str | Path) -> Iterator[Path]:
 
 def _beside(target: Path) -> Path:
     # The suffix stays last, since libraries choose their format by it.
+    target = Path(os.path.realpath(target))
     return target.with_name(f".{target.stem}.{os.getpid()}.part{target.suffix}")
 
 
@@ -86,7 +90,7 @@ def _replace(temporary: Path, target: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

@@ -54,7 +54,8 @@ def save(dataset: xr.Dataset, path: str | Path) -> Path:
                 for name, array in plain.data_vars.items()
                 if array.size > 512
             }
-            plain.to_netcdf(temporary, engine="h5netcdf", encoding=compressed)
+            # Through memory: on a full disk the HDF5 library itself prints and crashes.
+            temporary.write_bytes(plain.to_netcdf(engine="h5netcdf", encoding=compressed))
         else:
             plain.to_zarr(temporary, mode="w", zarr_format=3, consolidated=False)
             _note_files(temporary)
