@@ -12,11 +12,10 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
+from headwise.attention.plan import GAP
 from headwise.attention.strip_kernels import absorb_tile, close_rows, open_rows, sum_columns
 
 __all__ = ["absorb_part"]
-
-_GAP = 128  # as in plan.py: hidden keys between two runs that are cheaper to compute than to skip
 
 
 @intrinsic
@@ -70,7 +69,7 @@ def _find_tiles(lo, hi, sinks, tile, table):
             start, stop = min(start, lo[i]), max(stop, hi[i])
     count, place = 0, np.int64(0)
     if sinks:
-        if start > stop or start - sinks >= _GAP:
+        if start > stop or start - sinks >= GAP:
             table[0, 0], table[0, 1], table[0, 2] = 0, sinks, 0
             count, place = 1, np.int64(sinks)
             start = max(start, sinks)

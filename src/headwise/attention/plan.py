@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headwise.attention.masks import Mask, Segment
 
-__all__ = ["LOG2E", "RAW", "Bias", "Form", "Problem", "Sums", "places", "poison"]
+__all__ = ["GAP", "LOG2E", "RAW", "Bias", "Form", "Problem", "Sums", "places", "poison"]
 
 LOG2E: Final = math.log2(math.e)
 
@@ -42,7 +42,7 @@ RAW: Final = (
     "previous",
 )
 
-_GAP: Final = 128  # hidden keys between two runs that are still cheaper to compute than to skip
+GAP: Final = 128  # hidden keys between two runs that are still cheaper to compute than to skip
 
 
 class Form(Enum):
@@ -115,7 +115,7 @@ class Problem:
     def _find_runs(self, batch: int, i0: int, i1: int) -> list[tuple[int, int]]:
         out: list[tuple[int, int]] = [(0, self.sink_keys)] if self.sink_keys else []
         for start, stop, _ in self.segments(batch, i0, i1):
-            if out and start - out[-1][1] < _GAP:
+            if out and start - out[-1][1] < GAP:
                 out[-1] = (out[-1][0], stop)
             else:
                 out.append((start, stop))
@@ -133,6 +133,14 @@ class Bounds:
     holes: bool  # … and among these, not those whose logit is -inf
     block: np.ndarray  # of the pooled map
     feeds: np.ndarray  # 1 for rows that feed the reductions, else 0
+
+    def widest(self, strips: list[tuple[int, int]], sinks: int) -> int:
+        """Columns that the widest strip keeps, the sinks included."""
+        first = [i0 for i0, _ in strips]
+        seen = self.start < self.stop
+        lo = np.minimum.reduceat(np.where(seen, self.start, self.stop.max(initial=0)), first)
+        hi = np.maximum.reduceat(np.where(seen, self.stop, 0), first)
+        return int(np.max(hi - np.where(lo - sinks < GAP, 0, lo), initial=0)) + sinks
 
     @staticmethod
     def of(p: Problem, batch: int) -> Bounds:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from headwise.attention.plan import RAW, Form, Problem, Sums
+from headwise.attention.plan import RAW, Bounds, Form, Problem, Sums
 from headwise.attention.strips import StripPass, Workspace
 from headwise.errors import OptionError
 
@@ -24,7 +24,7 @@ __all__ = ["PAD", "TILES", "choose_form", "run_strips"]
 _ROWS: Final = {Form.TENSORS: 256, Form.LOOPS: 256, Form.WHOLE: 64}
 TILES: Final = {Form.TENSORS: 4096, Form.LOOPS: 4096, Form.WHOLE: 1024}
 _LEAST_ROWS: Final = 16
-_TASKS: Final = 12  # pieces of work to share out
+_TASKS: Final = 8  # the least pieces of work to share out
 _Task = tuple[int, int, int]  # sequence, kv head, part of the strips
 PAD: Final = (
     256  # at least _ROWS: zero columns beside a run of keys, where bands are read off skewed views
@@ -54,29 +54,26 @@ def _passes(form: Form) -> tuple[type, type]:
     return CompiledWorkspace, CompiledPass
 
 
-def _strip_rows(problem: Problem, memory: int) -> tuple[int, int]:
-    """Query rows per strip (per kv head), and the widest run of columns a strip keeps."""
+def _plan(problem: Problem, memory: int) -> tuple[list[tuple[int, int]], int, int]:
+    """The strips, their query rows (per kv head), and the widest run of columns one keeps."""
     rows = max(1, min(_ROWS[problem.form] // problem.group, len(problem.row_list)))
+    item = torch.finfo(problem.dtype).bits // 8
     while True:
-        width = _widest(problem, _strips(problem, rows))
+        strips = _strips(problem, rows)
+        width = max(_widest(problem, b, strips) for b in range(problem.mask.batches() or 1))
         tile = min(problem.tile, problem.keys) + 128
-        item = torch.finfo(problem.dtype).bits // 8
         need = item * problem.group * rows * (width + 2 * problem.pad + 32 + tile)
         if need <= memory or rows <= max(1, _LEAST_ROWS // problem.group):
-            return rows, width
+            return strips, rows, width
         rows = max(rows // 2, 1)
 
 
-def _widest(problem: Problem, strips: list[tuple[int, int]]) -> int:
-    """Columns the widest strip keeps, pads between its runs included."""
-    widest = 0
-    batches = range(problem.q.shape[0]) if problem.mask.batches() is not None else range(1)
-    for b in batches:
-        for i0, i1 in strips:
-            runs = problem.runs(b, i0, i1)
-            width = sum(stop - start for start, stop in runs) + problem.pad * (len(runs) - 1)
-            widest = max(widest, width)
-    return widest
+def _widest(problem: Problem, batch: int, strips: list[tuple[int, int]]) -> int:
+    """Columns the widest strip of a sequence keeps, pads between its runs included."""
+    if problem.form is Form.WHOLE:
+        return Bounds.of(problem, batch).widest(strips, problem.sink_keys)
+    runs = [problem.runs(batch, i0, i1) for i0, i1 in strips]
+    return max(sum(b - a for a, b in r) + problem.pad * (len(r) - 1) for r in runs)
 
 
 def _strips(problem: Problem, rows: int) -> list[tuple[int, int]]:
@@ -108,10 +105,9 @@ def run_strips(problem: Problem, workers: int | None, memory: int) -> Sums:
 
     The fields of the result have two more axes in front: ``batch kv_head``.
     """
-    rows, width = _strip_rows(problem, memory)
-    strips = _strips(problem, rows)
+    strips, rows, width = _plan(problem, memory)
     batch, kv_heads = problem.k.shape[:2]
-    parts = max(1, min(len(strips), -(-_TASKS // (batch * kv_heads))))
+    parts = min(len(strips), _parts(batch * kv_heads))
     count = min(_workers(problem, workers), batch * kv_heads * parts)
     everything = _empty_sums(problem)
     tasks = [(b, h, x) for b in range(batch) for h in range(kv_heads) for x in range(parts)]
@@ -135,6 +131,17 @@ def run_strips(problem: Problem, workers: int | None, memory: int) -> Sums:
         if everything.pooled is not None and done.pooled is not None:
             everything.pooled[b, h] += done.pooled
     return everything
+
+
+def _parts(heads: int) -> int:
+    """Into how many parts to cut the strips of each head: an even number of tasks, 8 or more.
+
+    Example:
+        >>> [heads * _parts(heads) for heads in (1, 2, 3, 9, 64)]
+        [8, 8, 12, 18, 64]
+    """
+    parts = -(-_TASKS // heads)
+    return parts + heads * parts % 2
 
 
 def _map(work: Callable[[_Task], Sums], tasks: list[_Task], count: int) -> list[Sums]:
