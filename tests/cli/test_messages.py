@@ -93,6 +93,34 @@ def test_two_results_in_one_file(stage):
 
 
 @pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        ("report m.gguf --out m.gguf", "m.gguf"),
+        ("report m --text t.txt --out t.txt", "t.txt"),
+        ("report m --text t.json --json ./t.json", "t.json"),
+        ("scan m --text s.nc --out s.nc", "s.nc"),
+    ],
+)
+def test_what_is_read_is_not_written_over(stage, line, file):
+    (stage.folder / file).write_text("precious")
+    assert stage.run(*line.split()) == (
+        2,
+        "",
+        f"headwise: {file} is read, so it cannot be written over; name another file\n",
+    )
+    assert (stage.folder / file).read_text() == "precious"
+    assert stage.calls == []
+
+
+def test_the_scan_that_is_shown_is_not_written_over(stage):
+    assert stage.run("scan", "m", "--out", "s.nc", "--quiet")[0] == 0
+    before = (stage.folder / "s.nc").read_bytes()
+    line = "headwise: s.nc is read, so it cannot be written over; name another file\n"
+    assert stage.run("show", "s.nc", "--out", "s.nc") == (2, "", line)
+    assert (stage.folder / "s.nc").read_bytes() == before
+
+
+@pytest.mark.parametrize(
     ("data", "message"),
     [
         (b"", "the text t.txt is empty; name a file with text in it"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import xarray as xr
@@ -157,9 +158,22 @@ def test_loading_other_peoples_files(tmp_path):
     other.to_netcdf(tmp_path / "other.nc", engine="h5netcdf")
     other.to_zarr(tmp_path / "other.zarr", zarr_format=3, consolidated=False)
     (tmp_path / "folder.zarr").mkdir()
-    for name in ("other.nc", "other.zarr", "folder.zarr"):
+    with h5py.File(tmp_path / "plain.nc", "w") as file:
+        file["numbers"] = np.arange(3.0)
+    for name in ("other.nc", "plain.nc", "other.zarr", "folder.zarr"):
         with pytest.raises(FileError, match=rf"{name} is not a Headwise scan"):
             io.load(tmp_path / name)
+
+
+def test_loading_a_scan_of_a_later_version(tmp_path):
+    later = to_dataset(make_record()).assign_attrs(schema_version=2)
+    later.to_netcdf(tmp_path / "scan.nc", engine="h5netcdf")
+    with pytest.raises(FileError) as caught:
+        io.load(tmp_path / "scan.nc")
+    assert str(caught.value) == (
+        f"{tmp_path / 'scan.nc'} cannot be read: the scan has schema version 2; allowed: version 1;"
+        " open it with the version of Headwise that wrote it"
+    )
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])

@@ -31,6 +31,10 @@ def test_good_data_in_any_order_of_dimensions_passes(dataset):
 
 BROKEN = {
     "not a scan": (lambda d: d.drop_attrs(), "no schema_version, so it is not a Headwise scan"),
+    "version in words": (
+        lambda d: d.assign_attrs(schema_version="one"),
+        "the scan has schema version one;",
+    ),
     "version": (lambda d: d.assign_attrs(schema_version=99), "the scan has schema version 99;"),
     "about": (lambda d: d.assign_attrs(about="[1]"), "'about' of the scan is not the JSON text"),
     "missing": (lambda d: d.drop_vars("entropy"), "the scan lacks the variable 'entropy'"),

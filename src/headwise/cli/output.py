@@ -27,6 +27,7 @@ class Outputs:
     scan: Path | None = None
     json: str | None = None
     quiet: bool = False
+    read: tuple[str | Path | None, ...] = ()  # what must not be written over: model, text, scan
 
     def check(self) -> None:
         """Raise unless everything can be written; asked before the work begins."""
@@ -41,11 +42,22 @@ class Outputs:
         for path in absolute:
             if absolute.count(path) > 1:
                 raise OptionError(f"two results are to be written to {path}", allowed="one each")
+        sources = [Path(name).expanduser() for name in self.read if name]
+        for path in named:
+            if any(source.exists() and _same(source, path) for source in sources):
+                raise OptionError(
+                    f"{path} is read, so it cannot be written over", to_do="name another file"
+                )
         for target in (self.page, file):
             if target is not None:
                 writable(target)
         if self.scan is not None:
             save_path(self.scan)
+
+
+def _same(source: Path, target: Path) -> bool:
+    target = target.expanduser()
+    return target.exists() and source.samefile(target)
 
 
 def page_name(model: str) -> Path:

@@ -52,7 +52,9 @@ def report(
     )
     from headwise.cli.output import Outputs, finish, page_name, progress_bar
 
-    outputs = Outputs(page=out or page_name(name), scan=save, json=json, quiet=quiet)
+    outputs = Outputs(
+        page=out or page_name(name), scan=save, json=json, quiet=quiet, read=(name, text)
+    )
     outputs.check()
     from headwise.observation.run import scan as measure
 

@@ -58,7 +58,7 @@ def scan(
     )
     from headwise.cli.output import Outputs, exit_code, progress_bar
 
-    Outputs(scan=out).check()
+    Outputs(scan=out, read=(name, text)).check()
     from headwise.observation.run import scan as measure
     from headwise.results.io import save
 

@@ -25,6 +25,6 @@ def show(
 
     dataset = load(file)
     page = out or page_name(str(about(dataset).get("model", file.stem)))
-    outputs = Outputs(page=page, json=json, quiet=quiet)
+    outputs = Outputs(page=page, json=json, quiet=quiet, read=(file,))
     outputs.check()
     return finish(dataset, outputs)

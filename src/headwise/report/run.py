@@ -32,7 +32,9 @@ def title_facts(dataset: xr.Dataset) -> tuple[str, list[str]]:
         str(exactness),
         _date(facts.get("created_at")),
     ]
-    return str(facts.get("model", "model")), [part for part in parts if part]
+    # A scan from elsewhere may hold any character, also those that move a terminal's cursor.
+    name = "".join(c if c.isprintable() else "\ufffd" for c in str(facts.get("model", "model")))
+    return name, [part for part in parts if part]
 
 
 def run_facts(dataset: xr.Dataset) -> list[tuple[str, str]]:

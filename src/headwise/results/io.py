@@ -75,7 +75,9 @@ def load(path: str | Path) -> xr.Dataset:
     try:
         check(dataset)
     except InputError as error:
-        raise FileError(f"{source} is not a Headwise scan: {error}") from error
+        if "schema_version" not in dataset.attrs:
+            raise _not_a_scan(source) from error
+        raise FileError(f"{source} cannot be read: {error}") from error
     return _canonical(dataset)
 
 
@@ -88,7 +90,8 @@ def _read_netcdf(source: Path) -> xr.Dataset:
     if magic != _HDF5:
         raise _not_a_scan(source)
     try:
-        return xr.load_dataset(source, engine="h5netcdf")
+        # Dimensions without names, as other people's HDF5 files have, are no reason to warn.
+        return xr.load_dataset(source, engine="h5netcdf", phony_dims="access")
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise _damaged(source) from error
 

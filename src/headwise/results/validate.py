@@ -23,9 +23,9 @@ def check(dataset: xr.Dataset) -> None:
     version = dataset.attrs.get("schema_version")
     if version is None:
         raise InputError("the data set has no schema_version, so it is not a Headwise scan")
-    if int(version) != SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         raise InputError(
-            f"the scan has schema version {int(version)}",
+            f"the scan has schema version {version}",
             allowed=f"version {SCHEMA_VERSION}",
             to_do="open it with the version of Headwise that wrote it",
         )
