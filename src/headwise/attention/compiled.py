@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.attention.blas import sgemm_address
+from headwise.attention import blas
 from headwise.attention.part_kernel import absorb_part
 from headwise.attention.plan import LOG2E, Bounds, Form, Problem, Sums, places, poison
 from headwise.attention.strip_kernels import (
@@ -113,7 +113,7 @@ class CompiledPass:
         if self.v is not None:
             values = (self.v.data_ptr(), self.v.stride(0), self.v.shape[1])
         absorb_part(
-            sgemm_address(), (q.data_ptr(), q.stride(0), q.stride(1), p.scale * LOG2E),
+            blas.sgemm_address(), (q.data_ptr(), q.stride(0), q.stride(1), p.scale * LOG2E),
             np.array(strips, np.int64), self.k_t.numpy(), values, rows.row, rows.position,
             rows.start, rows.stop, p.sink_keys, self.sink_values, self.learned, rows.feeds,
             rows.block, p.pool or 0, p.tile, self.work.arrays(), sums.arrays(),

@@ -37,12 +37,12 @@ def choose_form(problem: Problem) -> Form:
         return Form.TENSORS
     if problem.bias is not None or problem.softcap or not problem.clean_v:
         return Form.LOOPS
-    from headwise.attention.blas import sgemm_address
+    from headwise.attention import blas
 
     position = problem.rows + problem.offset
     batches = range(problem.mask.batches() or 1)
     runs = all(problem.mask.interval(b, position, problem.keys) is not None for b in batches)
-    return Form.WHOLE if runs and sgemm_address() is not None else Form.LOOPS
+    return Form.WHOLE if runs and blas.sgemm_address() is not None else Form.LOOPS
 
 
 def _passes(form: Form) -> tuple[type, type]:
