@@ -379,3 +379,42 @@ def test_the_registered_name_is_not_one_that_transformers_interprets() -> None:
     assert not any(
         word in attach.NAME for word in ("flash", "sdpa", "flex_attention", "paged", "/")
     )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own imports
+def test_a_compiled_caller_is_run_as_it_is_written_while_the_model_is_observed() -> None:
+    torch.manual_seed(0)
+    model = build("llama")
+    compiled = torch.compile(model, backend="eager")
+    given = torch.cat(ids(13, 13))
+    with torch.no_grad():
+        before = compiled(given).last_hidden_state
+        with observe(model) as scan:
+            during = compiled(given).last_hidden_state
+        after = compiled(given).last_hidden_state
+    assert [layer.rows for layer in scan.record.layers] == [26, 26]
+    torch.testing.assert_close(during, before)
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+def test_inference_mode_and_ordinary_calls_are_added_up() -> None:
+    torch.manual_seed(0)
+    model = build("llama")
+    given = torch.cat(ids(13, 13))
+    with observe(model) as plain, torch.no_grad():
+        model(given)
+        model(given)
+    with observe(model) as mixed:
+        with torch.inference_mode():
+            model(given)
+        with torch.no_grad():
+            model(given)
+    assert_same(mixed.record, plain.record)
+    with torch.inference_mode(), observe(model) as inside:
+        model(given)
+        model(given)
+    assert_same(inside.record, plain.record)
+    with observe(model) as again, torch.no_grad():
+        model(given)
+    inside.merge(again)
+    assert inside.record.layers[0].rows == 3 * 26

@@ -24,11 +24,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from headwise.errors import MeasurementError, ModelError, OptionError
 from headwise.observation.assemble import plain
 from headwise.observation.call import read_call
+from headwise.observation.inference import ordinary_tensors
 from headwise.observation.lazy_mask import lazy_mask, materialised
 from headwise.observation.recorder import ACTIVE, Options, Recorder
 from headwise.observation.scan import Scan
 from headwise.observation.stream import StreamRecorder
 from headwise.observation.survey import Survey, survey
+from headwise.observation.uncompiled import uncompiled
 
 __all__ = ["NAME", "observe"]
 
@@ -126,7 +128,10 @@ def attention(
     if recorder is None:
         cross = bool(getattr(module, "is_cross_attention", False))
     call = read_call(module, query, key, value, attention_mask, cross=cross, **kwargs)
-    return plain(call) if recorder is None else recorder.attention(call), None
+    if recorder is None:
+        return plain(call), None
+    with ordinary_tensors():
+        return recorder.attention(call), None
 
 
 AttentionInterface.register(NAME, attention)
@@ -190,6 +195,7 @@ def _enter(
         )
     if ACTIVE.get() is not None:
         raise ModelError("another observation is active here", to_do="leave the other block first")
+    restore.enter_context(uncompiled())
     model._headwise_observed = True  # type: ignore[assignment]
     restore.callback(delattr, model, "_headwise_observed")
     token = ACTIVE.set(recorder)

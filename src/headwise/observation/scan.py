@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import MeasurementError
+from headwise.observation.inference import ordinary_tensors
 from headwise.observation.record import LayerAccumulator
 from headwise.observation.recorder import Recorder
 from headwise.observation.stream import BlockSums, StreamRecorder
@@ -83,6 +84,7 @@ class Scan:
         self._stream_gradients = dict(stream_rms or {})
         self._facts["loss"] = loss
 
+    @ordinary_tensors()
     def merge(self, other: Scan) -> Scan:
         """Take in everything another scan of the same model holds; returns this scan.
 

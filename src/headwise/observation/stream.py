@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import MeasurementError
+from headwise.observation.inference import ordinary_tensors
 from headwise.observation.recorder import Recorder
 from headwise.observation.survey import Survey
 from headwise.observation.tokens import Layout
@@ -149,7 +150,7 @@ class StreamRecorder:
             x = args[0] if args else kwargs.get("hidden_states")
             self._visits.pop(block.path, None)
             if isinstance(x, Tensor) and x.dim() == 3 and x.is_floating_point():
-                with torch.no_grad():
+                with ordinary_tensors(), torch.no_grad():
                     rows = x.shape[0] * x.shape[1]
                     picked = torch.linspace(0, rows - 1, min(rows, _SAMPLED)).long().to(x.device)
                     norms = self._known(x)
@@ -168,7 +169,7 @@ class StreamRecorder:
             choice = self._choice.get(block.kind)
             if choice is not None and path.removeprefix(block.path) not in (*choice[0], choice[1]):
                 return
-            with torch.no_grad():
+            with ordinary_tensors(), torch.no_grad():
                 if x.dim() == 2 and x.numel() == math.prod(visit.shape):
                     x = x.view(visit.shape)
                 if tuple(x.shape) == visit.shape:
@@ -185,14 +186,13 @@ class StreamRecorder:
             stack = self.recorder.stacks.by_path.get(block.stack)
             if stack is None or stack.current is None:
                 return
-            with torch.no_grad():
-                seen = self._seen(block, visit, x)
-            layout, current = stack.current.layouts.get(0), stack.current
-            current.waiting.append(seen)
-            if layout is not None:  # blocks before the first attention call have waited for it
-                for absorb in current.waiting:
-                    absorb(layout)
-                current.waiting.clear()
+            with ordinary_tensors(), torch.no_grad():
+                layout, current = stack.current.layouts.get(0), stack.current
+                current.waiting.append(self._seen(block, visit, x))
+                if layout is not None:  # blocks before the first attention call have waited for it
+                    for absorb in current.waiting:
+                        absorb(layout)
+                    current.waiting.clear()
 
         return hook
 
