@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from headwise.errors import MeasurementError, ModelError, OptionError
 from headwise.observation import attach
@@ -418,3 +418,41 @@ def test_inference_mode_and_ordinary_calls_are_added_up() -> None:
         model(given)
     inside.merge(again)
     assert inside.record.layers[0].rows == 3 * 26
+
+
+def test_other_threads_that_run_the_model_do_not_touch_the_scan() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    torch.manual_seed(0)
+    model = build("llama")
+    given = torch.cat(ids(13, 13))
+    with torch.no_grad(), observe(model) as alone:
+        model(given)
+    elsewhere: list[Tensor] = []
+
+    def run_elsewhere(*_: Any) -> None:
+        # In the middle of the forward pass that is measured: the worst moment.
+        hook.remove()
+        with ThreadPoolExecutor(1) as pool:
+            elsewhere.append(pool.submit(torch.no_grad()(model), given[:, :7]).result()[0])
+
+    hook = model.layers[1].self_attn.q_proj.register_forward_hook(run_elsewhere)
+    with torch.no_grad(), observe(model) as scan:
+        model(given)
+    assert_same(scan.record, alone.record)
+    assert scan.record.about["notes"] == ["calls of the model from other threads were not measured"]
+    torch.testing.assert_close(elsewhere[0], model(given[:, :7]).last_hidden_state)
+
+
+def test_proposals_that_were_rejected_are_said() -> None:
+    torch.manual_seed(0)
+    model = build("llama")
+    given = torch.cat(ids(13))
+    with torch.no_grad(), observe(model) as scan:
+        cache = DynamicCache(config=model.config)
+        model(given, cache=cache, use_cache=True)
+        cache.crop(-2)
+        model(given[:, 5:7], cache=cache, use_cache=True)
+    assert scan.record.layers[0].rows == 15
+    assert scan.record.tokens[0].ids.tolist() == given[0, :11].tolist() + given[0, 5:7].tolist()
+    assert [note for note in scan.record.about["notes"] if "proposed and rejected" in note]

@@ -229,12 +229,16 @@ def _hook_model(
     signature = inspect.signature(part.forward)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not recorder.here():
+            return
         inputs = _named(signature, args, kwargs)
         if is_stack:
             recorder.stacks.begin_pass(path, inputs, [given for _, given in reversed(outer)])
         outer.append((module, inputs))
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not recorder.here():
+            return
         while outer:
             if outer.pop()[0] is module:
                 break
@@ -249,6 +253,9 @@ def _module_hook(recorder: Recorder) -> Callable[..., None]:
     signatures: dict[type, inspect.Signature] = {}
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not recorder.here():
+            recorder.note("calls of the model from other threads were not measured")
+            return
         kind = type(module)
         if kind not in signatures:
             signatures[kind] = inspect.signature(kind.forward)

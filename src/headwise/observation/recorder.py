@@ -57,6 +57,11 @@ class Recorder:
         self.non_finite: str | None = None
         self._running: dict[int, list[Any]] = {}  # module -> [run, calls so far, cross?]
 
+    def here(self) -> bool:
+        """Whether the code that runs is that of the observing block; calls of the model from other
+        threads pass the same hooks."""
+        return ACTIVE.get() is self
+
     def begin_module(self, module: nn.Module, inputs: dict[str, Any]) -> None:
         """An attention module starts; its calls of the interface follow."""
         info = self.modules[id(module)]
@@ -95,6 +100,11 @@ class Recorder:
             self.note(
                 "rows of the key-value cache changed places between calls (beam search): the "
                 "statistics are right, but earlier tokens are named by row of the batch"
+            )
+        if any(reader.cut for reader in stack.readers.values()):
+            self.note(
+                "the key-value cache was shortened between calls (assisted decoding): rows of "
+                "tokens that were proposed and rejected are in the statistics"
             )
         pieces, key_name = self._pieces(stack, layout, name, call, cross)
         measured = self.options.layers is None or info.number in self.options.layers

@@ -147,6 +147,8 @@ class StreamRecorder:
 
     def _enter(self, block: Block) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self.recorder.here():
+                return
             x = args[0] if args else kwargs.get("hidden_states")
             self._visits.pop(block.path, None)
             if isinstance(x, Tensor) and x.dim() == 3 and x.is_floating_point():
@@ -164,7 +166,7 @@ class StreamRecorder:
     def _inside(self, block: Block, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             visit, x = self._visits.get(block.path), _tensor(output)
-            if visit is None or x is None:
+            if visit is None or x is None or not self.recorder.here():
                 return
             choice = self._choice.get(block.kind)
             if choice is not None and path.removeprefix(block.path) not in (*choice[0], choice[1]):
@@ -180,6 +182,8 @@ class StreamRecorder:
 
     def _leave(self, block: Block) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if not self.recorder.here():
+                return
             visit, x = self._visits.pop(block.path, None), _tensor(output)
             if visit is None or x is None or tuple(x.shape) != visit.shape:
                 return

@@ -140,6 +140,7 @@ class Reader:
     stream: Stream
     rows: dict[int, int] = field(default_factory=dict)  # batch row -> document
     layout: Layout | None = None
+    cut: bool = False  # a cache was shortened: tokens that were read are not in the text
 
     def read(
         self,
@@ -179,6 +180,7 @@ class Reader:
         tokens = self.stream.documents[document]
         if tokens.length > before:
             tokens.resize(before)
+            self.cut = True
         elif tokens.length < before:
             self.stream.append(document, before - tokens.length)
         return document
