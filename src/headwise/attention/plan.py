@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from threading import Lock
 from typing import Final
 
 import numpy as np
@@ -42,6 +43,7 @@ RAW: Final = (
     "previous",
 )
 
+_HEADS_AT_WORK: Final = 2
 GAP: Final = 128  # hidden keys between two runs that are still cheaper to compute than to skip
 
 
@@ -82,6 +84,7 @@ class Problem:
     bounds: dict[int, Bounds] = field(default_factory=dict)
     runs_by_strip: dict[tuple[int, int, int], list[tuple[int, int]]] = field(default_factory=dict)
     keys_by_head: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
 
     @property
     def group(self) -> int:
@@ -94,9 +97,13 @@ class Problem:
     def transposed_keys(self, batch: int, kv_head: int) -> Tensor:
         """k of one head as ``d_head key``, contiguous: the layout that makes q kᵀ fastest."""
         name = (batch, kv_head)
-        if name not in self.keys_by_head:
-            self.keys_by_head[name] = self.k[name].to(self.dtype).t().contiguous()
-        return self.keys_by_head[name]
+        with self.lock:
+            if name not in self.keys_by_head:
+                # The parts of a head come one after the other: few heads are at work at a time.
+                while len(self.keys_by_head) >= _HEADS_AT_WORK:
+                    self.keys_by_head.pop(next(iter(self.keys_by_head)))
+                self.keys_by_head[name] = self.k[name].to(self.dtype).t().contiguous()
+            return self.keys_by_head[name]
 
     def segments(self, batch: int, i0: int, i1: int) -> list[Segment]:
         """The runs of visible keys, sinks left out, for the measured rows i0..i1-1."""
