@@ -454,5 +454,5 @@ def test_proposals_that_were_rejected_are_said() -> None:
         cache.crop(-2)
         model(given[:, 5:7], cache=cache, use_cache=True)
     assert scan.record.layers[0].rows == 15
-    assert scan.record.tokens[0].ids.tolist() == given[0, :11].tolist() + given[0, 5:7].tolist()
+    assert scan.record.tokens[0].position.tolist() == [*range(11), 11, 11, 12, 12]
     assert [note for note in scan.record.about["notes"] if "proposed and rejected" in note]

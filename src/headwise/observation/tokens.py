@@ -140,7 +140,7 @@ class Reader:
     stream: Stream
     rows: dict[int, int] = field(default_factory=dict)  # batch row -> document
     layout: Layout | None = None
-    cut: bool = False  # a cache was shortened: tokens that were read are not in the text
+    cut: bool = False  # a cache was shortened: some tokens were read and thrown away
 
     def read(
         self,
