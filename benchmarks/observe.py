@@ -49,8 +49,8 @@ def eager_attention(model: Any, reduce: bool) -> Iterator[None]:
                 (a * a).sum(-1),
                 a.amax(-1),
                 a @ index,
-                a[..., 0],
-                a.diagonal(-1, -2, -1),
+                a[..., 0].clone(),  # a view would keep the whole matrix
+                a.diagonal(-1, -2, -1).clone(),
                 a.sum(-2),
             )
         )

@@ -35,7 +35,7 @@ def scan(
     trust_remote_code: o.TrustRemoteCode = False,
     quiet: o.Quiet = False,
 ) -> int:
-    """Measure MODEL over a text and save the labelled data set (NetCDF or Zarr)."""
+    """Measure MODEL over a text and save the data set (.nc or .zarr)."""
     name = o.required_model(model, "scan")
     if out is None:
         raise OptionError(
