@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headwise.observation.lasting import lasting
+
 __all__ = ["Growing"]
 
 
@@ -31,10 +33,10 @@ class Growing:
         """Set the length; entries that are cut off are forgotten."""
         room = self._data.shape[-1]
         if length > room:
-            more = self._data.new_full(
-                (*self._data.shape[:-1], max(length, room + room // 2) - room), self._fill
-            )
-            self._data = torch.cat((self._data, more), -1)
+            shape = (*self._data.shape[:-1], max(length, room + room // 2))
+            data = lasting(*shape, dtype=self._data.dtype, fill=self._fill)
+            data[..., :room] = self._data
+            self._data = data
         if length < self.length:
             self._data[..., length : self.length] = self._fill
         self.length = length

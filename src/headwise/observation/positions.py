@@ -12,6 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from headwise.observation.lasting import lasting
+
 __all__ = ["MOST_BINS", "PooledMap", "Profile"]
 
 MOST_BINS: Final = 128
@@ -38,8 +40,8 @@ class Profile:
     def __init__(self, statistics: int, heads: int) -> None:
         self.width = 1
         self.bins = 0
-        self.sums = torch.zeros(statistics, heads, MOST_BINS, dtype=torch.float64)
-        self.counts = torch.zeros(statistics, heads, MOST_BINS, dtype=torch.int64)
+        self.sums = lasting(statistics, heads, MOST_BINS, dtype=torch.float64)
+        self.counts = lasting(statistics, heads, MOST_BINS, dtype=torch.int64)
         self.rows = torch.zeros(MOST_BINS, dtype=torch.int64)
 
     def fit(self, length: int) -> None:
@@ -48,10 +50,10 @@ class Profile:
         if width > self.width:
             factor = width // self.width
             for name in ("sums", "counts", "rows"):
-                small = _halve(getattr(self, name), -1, factor)
-                whole = getattr(self, name).new_zeros((*small.shape[:-1], MOST_BINS))
+                whole = getattr(self, name)
+                small = _halve(whole, -1, factor)
+                whole.zero_()
                 whole[..., : small.shape[-1]] = small
-                setattr(self, name, whole)
             self.bins, self.width = -(-self.bins // factor), width
         self.bins = max(self.bins, -(-length // self.width))
 
@@ -125,7 +127,9 @@ class PooledMap:
         blocks = max(self.blocks, -(-length // self.width))
         if blocks > self.blocks:
             more = blocks - self.blocks
-            self.sums = torch.nn.functional.pad(self.sums, (0, more, 0, more))
+            sums = lasting(self.sums.shape[0], blocks, blocks, dtype=self.sums.dtype)
+            sums[:, : self.blocks, : self.blocks] = self.sums
+            self.sums = sums
             self.rows = torch.nn.functional.pad(self.rows, (0, more))
             self.blocks = blocks
 

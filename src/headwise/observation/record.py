@@ -18,6 +18,7 @@ from headwise.attention.statistics import Statistics
 from headwise.errors import MeasurementError
 from headwise.observation.growing import Growing
 from headwise.observation.histogram import BINS, bins, quantiles
+from headwise.observation.lasting import lasting
 from headwise.observation.positions import PooledMap, Profile
 from headwise.results.records import PROFILED, LayerRecord
 
@@ -73,7 +74,7 @@ class LayerAccumulator:
         self.rows = self.rows_empty = self.rows_total = 0
         self.extremes = torch.full((3, heads), -math.inf, dtype=torch.float64)
         self.top = torch.full((2, heads), -1, dtype=torch.int64)  # query and key of max_logit
-        self.histogram = torch.zeros(len(PROFILED), heads, BINS, dtype=torch.int64)
+        self.histogram = lasting(len(PROFILED), heads, BINS, dtype=torch.int64)
         self.least = torch.full((len(PROFILED), heads), math.inf, dtype=torch.float64)
         self.most = torch.full((len(PROFILED), heads), -math.inf, dtype=torch.float64)
         self.profile = Profile(len(_MEANS), heads)  # sums and counts of every mean, by position
