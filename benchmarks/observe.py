@@ -1,7 +1,7 @@
 """Cost of observing a whole model: every statistic of every head, against the plain forward.
 
     python benchmarks/observe.py MODEL [--lengths 2048 8192] [--threads 1] [--repeats 3]
-                                       [--eager] [--layers L] [--allow-long]
+                                       [--eager] [--layers L] [--allow-long] [--memory]
 
 MODEL is what ``headwise report`` takes. In one process, the plain forward (the model's own fused
 attention), the same forward under ``hw.observe`` and, with --eager, what people do today, take
@@ -10,7 +10,9 @@ numbers and drops them; and ``output_attentions=True``. The body of the model ru
 
 With one thread the time is the CPU time of the process, with more it is wall time. ``ratio`` is
 the median over the repeats of time / plain time in the same turn, smallest and largest beside it.
-``peak`` is the growth of the process's peak memory during one forward (Linux), largest of all.
+``peak`` is the growth of the process's peak memory during one forward (Linux), largest of all;
+--memory makes one turn only, in a process as the program ``headwise`` sets it up, where the peak
+is what is needed and not how the heap happens to be cut.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import torch
 import transformers
 
 import headwise as hw
+from headwise.cli.heap import keep_large_blocks_out_of_the_heap
 from headwise.observation.reading import default_text
 from headwise.observation.text import tokenize
 
@@ -100,7 +103,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="keep only the first layers of a decoder")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--allow-long", action="store_true")
+    parser.add_argument("--memory", action="store_true")
     args = parser.parse_args()
+    if args.memory:
+        args.repeats = 1
+        keep_large_blocks_out_of_the_heap()
     torch.set_num_threads(args.threads)
     clock = time.process_time if args.threads == 1 else time.perf_counter
     loaded = hw.load_model(args.model)
@@ -112,6 +119,8 @@ def main() -> None:
         f"{loaded.name}, torch {torch.__version__}, transformers {transformers.__version__}, "
         f"Python {platform.python_version()}, {next(body.parameters()).dtype}, {kind}"
     )
+    with torch.no_grad(), hw.observe(body):
+        body(document(loaded, 64, False), use_cache=False)  # compiled code is loaded
     for n in args.lengths:
         ids = document(loaded, n, args.allow_long)
 
@@ -134,11 +143,12 @@ def main() -> None:
         if args.eager:
             runs |= {"eager, reducing hook": reducing, "output_attentions": attentions}
         turns: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-        for repeat in range(args.repeats + 1):
+        warm_up = 0 if args.memory else 1
+        for repeat in range(args.repeats + warm_up):
             for name, run in runs.items():
                 with torch.no_grad():
                     turn = measured(run, clock)
-                if repeat or args.repeats == 1:  # the first turn warms up
+                if repeat >= warm_up:
                     turns[name].append(turn)
         print(f"\n{n} tokens, {args.repeats} repeats")
         for name, spent in turns.items():

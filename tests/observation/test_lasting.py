@@ -1,4 +1,4 @@
-"""What a scan keeps is filled as asked, can be written, and starts at zero like any other tensor."""
+"""What a scan keeps is filled as asked and can be written like any other tensor."""
 
 from __future__ import annotations
 

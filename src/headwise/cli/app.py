@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from headwise import __version__
+from headwise.cli.heap import keep_large_blocks_out_of_the_heap
 from headwise.cli.report import report
 from headwise.cli.scan import scan
 from headwise.cli.show import show
@@ -68,6 +69,7 @@ for _command in (report, scan, show):
 
 def main() -> None:
     """The entry point of the console script."""
+    keep_large_blocks_out_of_the_heap()
     sys.exit(run(sys.argv[1:]))
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from headwise.observation.cells import Cells
 from headwise.observation.lasting import lasting
 
 __all__ = ["MOST_BINS", "PooledMap", "Profile"]
@@ -113,7 +114,7 @@ class PooledMap:
     def __init__(self, heads: int) -> None:
         self.width = 1
         self.blocks = 0
-        self.sums = torch.zeros(heads, 0, 0, dtype=torch.float64)
+        self.cells = Cells(heads)
         self.rows = torch.zeros(0, dtype=torch.int64)
 
     def fit(self, length: int) -> None:
@@ -121,15 +122,13 @@ class PooledMap:
         width = _width(length)
         if width > self.width:
             factor = width // self.width
-            self.sums = _halve(_halve(self.sums, -1, factor), -2, factor)
+            self.cells.replace(_halve(_halve(self.cells.dense(), -1, factor), -2, factor))
             self.rows = _halve(self.rows, -1, factor)
             self.width, self.blocks = width, self.rows.shape[0]
         blocks = max(self.blocks, -(-length // self.width))
         if blocks > self.blocks:
             more = blocks - self.blocks
-            sums = lasting(self.sums.shape[0], blocks, blocks, dtype=self.sums.dtype)
-            sums[:, : self.blocks, : self.blocks] = self.sums
-            self.sums = sums
+            self.cells.resize(blocks)
             self.rows = torch.nn.functional.pad(self.rows, (0, more))
             self.blocks = blocks
 
@@ -140,21 +139,19 @@ class PooledMap:
 
         ``seen``: at each of the query positions, how many rows see anything.
         """
-        q, k = first
-        self.sums[heads, q : q + sums.shape[-2], k : k + sums.shape[-1]] += sums
+        self.cells.add(sums, *first, heads)
         self.rows.index_add_(0, position // self.width, seen)
 
     def merge(self, other: PooledMap) -> None:
         """Add another map."""
         self.fit(max(self.blocks * self.width, other.blocks * other.width))
         factor = self.width // other.width
-        sums, rows = other.sums, other.rows
+        sums, rows = other.cells.dense(), other.rows
         if factor > 1:
             sums, rows = _halve(_halve(sums, -1, factor), -2, factor), _halve(rows, -1, factor)
-        blocks = rows.shape[0]
-        self.sums[:, :blocks, :blocks] += sums
-        self.rows[:blocks] += rows
+        self.cells.add(sums, 0, 0, slice(None))
+        self.rows[: rows.shape[0]] += rows
 
     def finish(self) -> tuple[Tensor, Tensor, int]:
         """Mean mass per row ``head block block``, rows per block row, and the width."""
-        return self.sums / self.rows[None, :, None], self.rows.clone(), self.width
+        return self.cells.dense() / self.rows[None, :, None], self.rows.clone(), self.width
