@@ -294,6 +294,13 @@ def test_autocast_changes_nothing(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", [linear_attention, *CAUSAL], ids=lambda f: f.__name__)
+def test_shapes_can_be_asked_without_numbers(form: Form) -> None:
+    x = case(13, 13)
+    got = form(*(t.to("meta") for t in x.inputs[:3]), x.phi)
+    assert got.shape == (2, 6, 13, 7)
+
+
+@pytest.mark.parametrize("form", [linear_attention, *CAUSAL], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("at", [-8.0, -60.0])
 def test_one_token_gives_its_value(form: Form, at: float) -> None:
     """elu+1 of very negative numbers keeps its digits; e^-60 · e^-60 alone would underflow.

@@ -23,6 +23,7 @@ Chunks: Hua et al. 2022 (arXiv:2202.10447).
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -317,9 +318,12 @@ def _stacked(fq: Tensor, kv_heads: int) -> Tensor:
     return fq.unflatten(1, (kv_heads, -1)).flatten(2, 3)
 
 
-def _full_precision(x: Tensor) -> torch.autocast:
+def _full_precision(x: Tensor) -> AbstractContextManager[object]:
     """No autocast inside: it would compute these sums in half precision."""
-    return torch.autocast(x.device.type, enabled=False)
+    device = x.device.type
+    if not torch.amp.is_autocast_available(device):  # the meta device has none
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def _check_causal(q: Tensor, k: Tensor, v: Tensor) -> None:

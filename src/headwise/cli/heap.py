@@ -14,11 +14,11 @@ from typing import Final
 __all__ = ["keep_large_blocks_out_of_the_heap"]
 
 _M_MMAP_THRESHOLD: Final = -3  # malloc.h
-_LARGE: Final = 4 * 2**20
+_LARGE: Final = 2**20
 
 
 def keep_large_blocks_out_of_the_heap() -> bool:
-    """Fix glibc's M_MMAP_THRESHOLD at 4 MiB; False where the C library has no such setting."""
+    """Fix glibc's M_MMAP_THRESHOLD at 1 MiB; False where the C library has no such setting."""
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
