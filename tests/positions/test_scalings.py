@@ -99,6 +99,14 @@ def test_yarn(more, base, factor):
     agree(ours, want, RELATIVE * (1 + factor))
 
 
+@pytest.mark.parametrize("trained", [3, 131071])  # the ramp ends outside the pairs
+@pytest.mark.parametrize("more", [{}, {"beta_fast": 2.0, "beta_slow": 2.0, "truncate": False}])
+def test_yarn_at_the_ends_of_the_ramp(trained, more):
+    ours = frequencies(WIDTH, scaling=YaRN(factor=8.0, trained=trained, **more))
+    want = theirs("yarn", factor=8.0, original_max_position_embeddings=trained, **more)
+    agree(ours, want, RELATIVE * (1 + 8.0))
+
+
 @pytest.mark.parametrize("length", [None, 100, 512, 513])
 @pytest.mark.parametrize("attention_factor", [None, 1.25])
 def test_longrope(length, attention_factor):
