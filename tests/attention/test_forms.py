@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from headwise.attention import blas, measure, sharing
+from headwise.attention import blas, caching, measure, sharing
 from headwise.attention.masks import (
     Causal,
     Dense,
@@ -77,3 +77,12 @@ def test_the_product_is_checked_before_it_is_used() -> None:
     """A routine of that name with other arguments is not taken for sgemm."""
     signature = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 13)
     assert not blas._multiplies(signature(lambda *arguments: None))
+
+
+def test_a_read_only_disk_compiles_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(**options: object) -> None:
+        raise RuntimeError("cannot cache function: no locator available")
+
+    assert caching.can_cache()
+    monkeypatch.setattr(caching, "njit", nowhere)
+    assert not caching.can_cache()

@@ -17,6 +17,8 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
+from headwise.attention.caching import CACHE
+
 __all__ = [
     "add_bands",
     "bare",
@@ -145,7 +147,7 @@ def exp2(x):
     return p * _float_from_bits(np.int32(_bits_from_float(rounded) << np.int32(23)))
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def extremes_with_holes(s):
     """Largest logit, and the least one that is not hidden (-inf).
 
@@ -165,7 +167,7 @@ def extremes_with_holes(s):
     )
 
 
-@njit(fastmath=_SUMS, nogil=True, cache=True)
+@njit(fastmath=_SUMS, nogil=True, cache=CACHE)
 def peek(s):
     """A reference for a row not yet seen: the largest of its first logits."""
     top = -_INF
@@ -174,7 +176,7 @@ def peek(s):
     return top
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def find(e, value):
     """The first column that holds ``value``; -1 if none does."""
     wide()
@@ -190,7 +192,7 @@ def find(e, value):
     return -1
 
 
-@njit(fastmath=_SUMS, nogil=True, cache=True)
+@njit(fastmath=_SUMS, nogil=True, cache=CACHE)
 def weigh(s, e, peak, ahead):
     """e = 2^x with x = s - peak, the sums over the row, and the largest and least x.
 
@@ -215,7 +217,7 @@ def weigh(s, e, peak, ahead):
     return total, weighted, square, distance, sum_x, sum_xx, np.float32(s.shape[0]), top, low
 
 
-@njit(fastmath=_SUMS, nogil=True, cache=True)
+@njit(fastmath=_SUMS, nogil=True, cache=CACHE)
 def weigh_holes(s, e, peak, ahead):
     """As ``weigh`` without the extremes, where a logit of -inf means a hidden key."""
     wide()
@@ -236,7 +238,7 @@ def weigh_holes(s, e, peak, ahead):
     return total, weighted, square, distance, sum_x, sum_xx, count
 
 
-@njit(fastmath=_SUMS, nogil=True, cache=True)
+@njit(fastmath=_SUMS, nogil=True, cache=CACHE)
 def total_of(e):
     """Σ_j e_j."""
     wide()
@@ -246,7 +248,7 @@ def total_of(e):
     return total
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def add_bands(bands, e, a, b, own):
     """Sums of e over the distance bands around column ``own``, within [a, b)."""
     if a <= own < b:

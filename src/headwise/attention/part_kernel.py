@@ -12,6 +12,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
+from headwise.attention.caching import CACHE
 from headwise.attention.plan import GAP
 from headwise.attention.strip_kernels import absorb_tile, close_rows, open_rows, sum_columns
 
@@ -43,7 +44,7 @@ def _floats_at(typingctx, address):
     return kind(types.int64), build
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def _load_queries(q, queries, row, heads, d):
     """Copy the queries of a strip to ``q``, scaled so that logits come out in base 2."""
     address, head_stride, row_stride, scale = queries
@@ -57,7 +58,7 @@ def _load_queries(q, queries, row, heads, d):
                 target[c] = source[c] * scale
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def _find_tiles(lo, hi, sinks, tile, table):
     """Cut the keys that some row sees into tiles (start, stop, column of ``kept``); their number.
 
@@ -84,7 +85,7 @@ def _find_tiles(lo, hi, sinks, tile, table):
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def absorb_part(
     address, queries, strips, keys, values, row, position, lo, hi, sinks, sink_values, learned,
     feeds, row_block, pool, tile, work, targets, received, pooled,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from headwise.attention.caching import CACHE
 from headwise.attention.kernels import (
     add_bands,
     bare,
@@ -39,7 +40,7 @@ _FLOOR = np.float32(-126)
 _MOST = np.float32(30)  # 2^30 squared, times a million keys, is still far from overflow
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def open_rows(state, top, sink_logits, bands, output):
     """The empty state: no key seen yet."""
     state[:] = _ZERO
@@ -50,7 +51,7 @@ def open_rows(state, top, sink_logits, bands, output):
     output[:] = _ZERO
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def absorb_tile(
     number,
     logits,
@@ -106,7 +107,7 @@ def absorb_tile(
             add_bands(bands[x], e, a, b, position[i] - j0)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def _absorb_row(row, s, e, ahead, holes, bands, output):
     """One row of a tile; returns whether its largest logit is the largest of the row so far.
 
@@ -147,7 +148,7 @@ def _absorb_row(row, s, e, ahead, holes, bands, output):
     return record
 
 
-@njit(fastmath=_SUMS, nogil=True, cache=True)
+@njit(fastmath=_SUMS, nogil=True, cache=CACHE)
 def _lower(row, bands, output, drop):
     """Make a row's state relative to a peak that is ``-drop`` higher."""
     shrink = _power(drop)
@@ -163,7 +164,7 @@ def _lower(row, bands, output, drop):
     output *= shrink
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def close_rows(
     state,
     top,
@@ -236,7 +237,7 @@ def close_rows(
                         output_out[head, target, c] += a_sink[j] * sink_values[j, c]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def _denominator(row, sink_logits, null):
     """log2 of Σ 2^logit over tiles, sinks and the learned sink; -inf when nothing is visible."""
     top = max(row[PEAK], null)
@@ -250,7 +251,7 @@ def _denominator(row, sink_logits, null):
     return top + np.float32(np.log2(total))
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def _key_at_top(tile, value, x, kept, tiles):
     """The key in this tile whose kept value is the largest of row x."""
     if tile < 0:
@@ -259,7 +260,7 @@ def _key_at_top(tile, value, x, kept, tiles):
     return start + find(kept[x, place : place + stop - start], value)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def _weight_at(key, x, a_sink, kept, tiles, factors):
     """The weight of row x on one key."""
     if 0 <= key < a_sink.shape[0]:
@@ -270,19 +271,19 @@ def _weight_at(key, x, a_sink, kept, tiles, factors):
     return _ZERO
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def _power(x):
     """2^x for x <= 0, and 0 below the normal numbers."""
     return _ZERO if x < _FLOOR else exp2(x)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def _share(peak, total):
     """2^(peak - total); 0 where nothing is visible."""
     return _ZERO if total == -_INF else _power(peak - total)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def _band(distance):
     band = 0
     while distance > 0:
@@ -291,7 +292,7 @@ def _band(distance):
     return band
 
 
-@njit(fastmath=_SUMS, nogil=True, cache=True)
+@njit(fastmath=_SUMS, nogil=True, cache=CACHE)
 def _accumulate(sums, kept, where, width, factor, x0, x1):
     """sums[j] += Σ_x kept[x, where + j] · factor[x], four rows at a time."""
     wide()
@@ -310,7 +311,7 @@ def _accumulate(sums, kept, where, width, factor, x0, x1):
         x += 1
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=CACHE)
 def sum_columns(
     kept, tiles, sink_place, sinks, factors, feeds, row_block, pool, received, pooled, scratch
 ):
