@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from headwise.attention.plan import LOG2E, RAW
+from headwise.attention.state import LN2
 
 if TYPE_CHECKING:
     from headwise.attention.plan import Problem
 
 __all__ = ["name_rows"]
-
-_LN2 = math.log(2.0)
 
 
 def name_rows(
@@ -41,10 +40,10 @@ def name_rows(
     mean_x = torch.where(some_rest, rest["weighted"] / rest["total"], 0.0)
     rest_mass = share * rest["total"]
     named = {
-        "log_sum_exp": log2_total * _LN2,
-        "entropy": _LN2 * (rest_mass * (total - height - mean_x) + (a_sink * sink_gap).sum(-1)),
+        "log_sum_exp": log2_total * LN2,
+        "entropy": LN2 * (rest_mass * (total - height - mean_x) + (a_sink * sink_gap).sum(-1)),
         "entropy_without_sink": torch.where(
-            some_rest, _LN2 * (rest["total"].log2() - mean_x), math.nan
+            some_rest, LN2 * (rest["total"].log2() - mean_x), math.nan
         ),
         "sum_squares": rest["square"] * share * share + a_sink.square().sum(-1),
         "sink_mass": a_sink.sum(-1),
@@ -92,11 +91,11 @@ def _logits(
     mean = (count_rest * mean_rest + count_sink * mean_sink) / safe
     spread = spread_rest + spread_sink + gap.square() * count_rest * count_sink / safe
     return {
-        "max_logit": peak * _LN2,
-        "min_logit": least * _LN2,
-        "max_abs_logit": torch.maximum(peak.abs(), least.abs()) * _LN2,
-        "mean_logit": mean * _LN2,
-        "var_logit": spread / safe * _LN2**2,
+        "max_logit": peak * LN2,
+        "min_logit": least * LN2,
+        "max_abs_logit": torch.maximum(peak.abs(), least.abs()) * LN2,
+        "mean_logit": mean * LN2,
+        "var_logit": spread / safe * LN2**2,
         "top_weight": top_weight,
         "top_key": top_key,
         "visible": count.long(),

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from headwise.attention.masks import Mask, Segment
+from headwise.attention.state import LOG2E
 
 __all__ = ["GAP", "LOG2E", "RAW", "Bias", "Form", "Problem", "Sums", "places", "poison"]
 
-LOG2E: Final = math.log2(math.e)
 
 Bias = Callable[[int, slice, Tensor, range], Tensor]
 """``bias(batch, heads, query, key)``: added to the logits of these heads, query rows and keys."""
