@@ -1,0 +1,75 @@
+"""The transformer from its definitions: parts, models put together from them, and their files.
+
+Three tiers: parts take parts (``Decoder``, ``Block``, ``PreNorm``, ``MultiHeadAttention``);
+builders take sizes (``decoder``); presets are published sizes by name (``preset("gpt2-small")``).
+"""
+
+from headwise.models.architecture import (
+    Architecture,
+    Embedding,
+    Relative,
+    Rotary,
+    Stack,
+    Unembedding,
+)
+from headwise.models.attention import MultiHeadAttention
+from headwise.models.block import Block, Branch, ParallelBlock, PostNorm, PreNorm, Sandwich
+from headwise.models.build import Model, build, skeleton
+from headwise.models.cache import Cache
+from headwise.models.context import Context
+from headwise.models.decoder import Decoder
+from headwise.models.encoder import Encoder
+from headwise.models.feed_forward import MLP, GatedMLP
+from headwise.models.norms import (
+    AcrossHeads,
+    LayerNorm,
+    OffsetRMSNorm,
+    RMSNorm,
+    layer_norm,
+    rms_norm,
+)
+from headwise.models.presets import (
+    PRESETS,
+    decoder_sizes,
+    encoder_sizes,
+    preset,
+    transformer_sizes,
+)
+from headwise.models.seq2seq import EncoderDecoder
+
+__all__ = [
+    "MLP",
+    "PRESETS",
+    "AcrossHeads",
+    "Architecture",
+    "Block",
+    "Branch",
+    "Cache",
+    "Context",
+    "Decoder",
+    "Embedding",
+    "Encoder",
+    "EncoderDecoder",
+    "GatedMLP",
+    "LayerNorm",
+    "Model",
+    "MultiHeadAttention",
+    "OffsetRMSNorm",
+    "ParallelBlock",
+    "PostNorm",
+    "PreNorm",
+    "RMSNorm",
+    "Relative",
+    "Rotary",
+    "Sandwich",
+    "Stack",
+    "Unembedding",
+    "build",
+    "decoder_sizes",
+    "encoder_sizes",
+    "layer_norm",
+    "preset",
+    "rms_norm",
+    "skeleton",
+    "transformer_sizes",
+]
