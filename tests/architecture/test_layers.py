@@ -11,6 +11,7 @@ from tests.architecture.source import files, imports, module_name
 RANKS = {
     "axes": 0,
     "errors": 0,
+    "files": 1,
     "attention": 1,
     "positions": 1,
     "models": 2,

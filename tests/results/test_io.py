@@ -11,8 +11,8 @@ import pytest
 import xarray as xr
 
 from headwise.errors import FileError, InputError
+from headwise.files import whole, writable
 from headwise.results import io
-from headwise.results.files import whole, writable
 from headwise.results.label import to_dataset
 from tests.results.synthetic import make_record
 

@@ -31,7 +31,7 @@ class Outputs:
 
     def check(self) -> None:
         """Raise unless everything can be written; asked before the work begins."""
-        from headwise.results.files import writable
+        from headwise.files import writable
         from headwise.results.io import save_path
 
         file = None if self.json in (None, "-") else Path(str(self.json))
@@ -75,10 +75,10 @@ def page_name(model: str) -> Path:
 
 def finish(dataset: xr.Dataset, outputs: Outputs) -> int:
     """Write everything asked for, print the summary, and return the exit code."""
+    from headwise.files import whole
     from headwise.report.findings import findings, to_json
     from headwise.report.page import write_report
     from headwise.report.terminal import summary
-    from headwise.results.files import whole
     from headwise.results.io import save
 
     written = [] if outputs.scan is None else [save(dataset, outputs.scan)]

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from headwise.errors import ModelError, ResourceError
+from headwise.models.checkpoints.checks import check_weights, is_gguf, listed, read_config
+from headwise.models.checkpoints.gguf_header import GgufHeader
 from headwise.observation.architecture import (
     Kind,
     check_routed,
@@ -21,8 +23,7 @@ from headwise.observation.architecture import (
     model_kind,
     position_limit,
 )
-from headwise.observation.checkpoint_files import check_gguf, check_weights, is_gguf, read_config
-from headwise.observation.gguf_header import GgufHeader
+from headwise.observation.checkpoint_files import check_loadable_gguf
 from headwise.observation.placement import chosen_device, chosen_dtype
 from headwise.observation.quiet import parsed_once, quiet
 
@@ -177,7 +178,7 @@ def _find(path: str, trust_remote_code: bool) -> _Source:
             raise ModelError(
                 f"{path} is a GGUF file, but its name does not end in .gguf", to_do="rename it"
             )
-        return _Source(here.parent, here.stem, check_gguf(here), here.name)
+        return _Source(here.parent, here.stem, check_loadable_gguf(here), here.name)
     hub_id = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", path)
     if hub_id is None or here.suffix in {".gguf", ".safetensors", ".json"}:
         raise ModelError(f"there is no file or folder {path}")
@@ -319,18 +320,13 @@ def _complete(model: Any, info: dict[str, Any], source: _Source) -> list[str]:
     wrong = [f"{name} (shape)" for name, *_ in sorted(info["mismatched_keys"])]
     if missing or wrong:
         raise ModelError(
-            f"the weights of {source.name} do not fill the model: {_listed(missing + wrong)}",
+            f"the weights of {source.name} do not fill the model: {listed(missing + wrong)}",
             to_do="the file does not belong to this configuration, or is incomplete",
         )
     unused = sorted(info["unexpected_keys"])
     if unused:
-        notes.append(f"tensors of the checkpoint that the model does not use: {_listed(unused)}")
+        notes.append(f"tensors of the checkpoint that the model does not use: {listed(unused)}")
     return notes
-
-
-def _listed(names: list[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _rope_notes(source: _Source, model: Any) -> list[str]:

@@ -18,6 +18,7 @@ import xarray as xr
 from markupsafe import Markup, escape
 
 from headwise.errors import FileError
+from headwise.files import whole
 from headwise.report.embed import json_for_html
 from headwise.report.evidence import evidence
 from headwise.report.figures import figures
@@ -26,7 +27,6 @@ from headwise.report.quantities import about
 from headwise.report.roles import roles
 from headwise.report.rules import rules
 from headwise.report.run import definitions, run_facts, title_facts
-from headwise.results.files import whole
 
 __all__ = ["SECTIONS", "Section", "render", "write_report"]
 

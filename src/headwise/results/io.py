@@ -8,7 +8,7 @@ from pathlib import Path
 import xarray as xr
 
 from headwise.errors import FileError, InputError
-from headwise.results.files import whole, writable
+from headwise.files import whole, writable
 from headwise.results.schema import COORDINATES, VARIABLES, Variable
 from headwise.results.validate import check
 
