@@ -1,0 +1,26 @@
+"""Where the small trained model that ships inside the package lies."""
+
+from __future__ import annotations
+
+import importlib.resources
+from pathlib import Path
+
+from headwise.errors import ModelError
+
+__all__ = ["embedded_model"]
+
+
+def embedded_model() -> Path:
+    """The checkpoint folder of the model inside the package.
+
+    Raises:
+        ModelError: this installation has none.
+    """
+    folder = Path(str(importlib.resources.files("headwise") / "data" / "model"))
+    if not (folder / "architecture.json").is_file():
+        raise ModelError(
+            "this installation of Headwise holds no model of its own",
+            allowed="the name of a MODEL",
+            to_do="name one, or install the released package, which brings a small trained model",
+        )
+    return folder
