@@ -202,6 +202,10 @@ class Unembedding(_Record):
 class Architecture(_Record):
     """A whole model. Exactly one of ``decoder`` and ``encoder``, or both (encoder–decoder).
 
+    ``pooler`` and ``classes`` are heads of an encoder: one vector for the sequence, and a linear
+    map of it to so many classes (0: none). ``start_token`` is what the decoder of an
+    encoder–decoder reads before its first own token.
+
     Example:
         >>> stack = Stack(layers=2, heads=4, kv_heads=2, d_head=8, d_ff=96)
         >>> a = Architecture(vocab=257, d_model=32, context=64, decoder=stack)
@@ -218,6 +222,8 @@ class Architecture(_Record):
     decoder: Stack | None = None
     unembedding: Unembedding | None = Unembedding()
     pooler: bool = False
+    classes: int = Field(default=0, ge=0)
+    start_token: int | None = None
 
     @model_validator(mode="after")
     def _has_a_stack(self) -> Architecture:
@@ -226,6 +232,12 @@ class Architecture(_Record):
         both = self.encoder is not None and self.decoder is not None
         if self.decoder is not None and self.decoder.cross != both:
             raise ValueError("cross-attention belongs to the decoder of an encoder–decoder")
+        if self.decoder is not None and self.unembedding is None:
+            raise ValueError("a decoder without an unembedding; allowed: without one, an encoder")
+        if self.classes and not self.pooler:
+            raise ValueError("classes without a pooler; allowed: a pooler, whose vector they read")
+        if self.start_token is not None and not 0 <= self.start_token < self.vocab:
+            raise ValueError(f"a start token of {self.start_token}; allowed: 0 to {self.vocab - 1}")
         return self
 
     @property

@@ -67,8 +67,14 @@ def _assembled(a: Architecture) -> Model:
     embedding = _embedding(a)
     if a.decoder is None:
         assert a.encoder is not None
-        pooler = Pooler(nn.Linear(a.d_model, a.d_model)) if a.pooler else None
-        return Encoder(a, embedding, _stack(a, a.encoder), _unembedding(a, a.encoder), pooler)
+        return Encoder(
+            a,
+            embedding,
+            _stack(a, a.encoder),
+            _unembedding(a, a.encoder),
+            Pooler(nn.Linear(a.d_model, a.d_model)) if a.pooler else None,
+            nn.Linear(a.d_model, a.classes) if a.classes else None,
+        )
     unembedding = _unembedding(a, a.decoder)
     assert unembedding is not None  # the architecture of a decoder has one
     if a.encoder is None:

@@ -32,11 +32,12 @@ class Encoder(nn.Module):
         encoder: BlockStack,
         unembedding: Unembedding | None = None,
         pooler: Pooler | None = None,
+        classifier: nn.Linear | None = None,
     ) -> None:
         super().__init__()
         self.architecture = architecture
         self.embedding, self.encoder = embedding, encoder
-        self.unembedding, self.pooler = unembedding, pooler
+        self.unembedding, self.pooler, self.classifier = unembedding, pooler, classifier
         self.allow_long = False
 
     def hidden(
@@ -66,6 +67,14 @@ class Encoder(nn.Module):
                 "this encoder has no pooler", to_do="average the positions of hidden(…) instead"
             )
         return self.pooler(hidden)
+
+    def classify(self, hidden: Tensor) -> Tensor:
+        """Logits of the classes of the sequence, from ``pooled``: ``batch class``."""
+        if self.classifier is None:
+            raise ModelError(
+                "this encoder has no classes", to_do="train a head on hidden(…) or pooled(…)"
+            )
+        return self.classifier(self.pooled(hidden))
 
     def forward(
         self,
