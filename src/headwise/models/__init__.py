@@ -1,7 +1,8 @@
 """The transformer from its definitions: parts, models put together from them, and their files.
 
 Three tiers: parts take parts (``Decoder``, ``Block``, ``PreNorm``, ``MultiHeadAttention``);
-builders take sizes (``decoder``); presets are published sizes by name (``preset("gpt2-small")``).
+builders take sizes (``decoder_sizes``); presets are published sizes by name
+(``preset("gpt2-small")``).
 """
 
 from headwise.models.architecture import (

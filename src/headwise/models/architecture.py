@@ -7,7 +7,8 @@ what does not fit together, and survives JSON: ``model_dump_json()`` and ``model
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -35,6 +36,9 @@ __all__ = [
 
 Size = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Factor = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_TO_DO = "change the sizes of the model"
 _SCALINGS: dict[str, type] = {
     "linear": scalings.Linear,
     "dynamic": scalings.DynamicNTK,
@@ -47,14 +51,20 @@ _SCALINGS: dict[str, type] = {
 
 def _scaling(value: Any) -> Any:
     """A scaling from its tagged form ``{"kind": "yarn", "factor": …}``."""
-    if not isinstance(value, dict):
+    if value is None or type(value) in _SCALINGS.values():
         return value
-    settings = dict(value)
+    if not isinstance(value, dict):
+        raise ValueError(f"a rotary scaling of type {type(value).__name__}; allowed: a scaling")
+    settings = {name: tuple(x) if isinstance(x, list) else x for name, x in value.items()}
     kind = settings.pop("kind", None)
     if kind not in _SCALINGS:
         raise ValueError(f"a rotary scaling of kind {kind!r}; allowed: {', '.join(_SCALINGS)}")
-    lists = {name: tuple(x) if isinstance(x, list) else x for name, x in settings.items()}
-    return _SCALINGS[kind](**lists)
+    form = _SCALINGS[kind]
+    try:
+        return form(**settings)
+    except TypeError:
+        names = ", ".join(entry.name for entry in fields(form))
+        raise ValueError(f"the rotary scaling {value}; allowed: {names}") from None
 
 
 def _tagged(value: Any) -> Any:
@@ -67,13 +77,19 @@ def _tagged(value: Any) -> Any:
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
+    if not TYPE_CHECKING:  # type checkers see the fields as arguments
+
+        def __init__(self, **settings: Any) -> None:
+            """The record, or one ``ModelError`` that names the first field that does not fit."""
+            try:
+                super().__init__(**settings)
+            except ValidationError as error:
+                raise ModelError(sentence(error), to_do=_TO_DO) from None
+
     @classmethod
     def checked(cls, **settings: Any) -> Self:
-        """The record, or one ``ModelError`` that names the first field that does not fit."""
-        try:
-            return cls(**settings)
-        except ValidationError as error:
-            raise ModelError(sentence(error), to_do="change the sizes of the model") from None
+        """The record from settings whose types are not known before they are checked."""
+        return cls(**settings)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -88,7 +104,7 @@ def sentence(error: ValidationError) -> str:
     """The first complaint of pydantic in one line: where, what was found, what is allowed."""
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
-    message = str(first["msg"]).removeprefix("Value error, ")
+    message = str(first["msg"]).removeprefix("Value error, ").removesuffix(f"; {_TO_DO}")
     if first["type"] == "value_error":
         return message
     return f"{place} is {first['input']!r}: {message}"
@@ -98,7 +114,7 @@ class Rotary(_Record):
     """Rotary positions: the first ``width`` entries of every query and key turn."""
 
     width: Size
-    base: float = 10000.0
+    base: Positive = 10000.0
     layout: Layout = Layout.HALF
     scaling: Annotated[Any, BeforeValidator(_scaling), PlainSerializer(_tagged)] = None
 
@@ -127,7 +143,7 @@ class Stack(_Record):
     causal: bool = True
     cross: bool = False
     norm: Literal["layer", "rms", "rms+1"] = "rms"
-    norm_eps: float = 1e-6
+    norm_eps: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-6
     placement: Literal["pre", "post", "sandwich", "branch", "parallel"] = "pre"
     final_norm: bool = True
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "silu"
@@ -140,11 +156,21 @@ class Stack(_Record):
     alibi: bool = False
     windows: tuple[Size | None, ...] = (None,)
     qk_norm: Literal["head", "all"] | None = None
-    softcap: float | None = None
+    softcap: Positive | None = None
     sinks: bool = False
-    scales: tuple[float | None, ...] = (None,)
+    scales: tuple[Factor | None, ...] = (None,)
     dropout: Share = 0.0
     attention_dropout: Share = 0.0
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Stack:
+        if self.alibi and self.relative is not None:
+            raise ValueError("ALiBi and learned relative biases in one stack; allowed: one of them")
+        if self.cross and self.placement == "parallel":
+            raise ValueError("cross-attention in parallel blocks; allowed: another placement")
+        if not self.causal and any(window is not None for window in self.windows):
+            raise ValueError("windows in a stack that is not causal; allowed: windows = (None,)")
+        return self
 
     @model_validator(mode="after")
     def _fits(self) -> Stack:
@@ -180,22 +206,22 @@ class Embedding(_Record):
 
     positions: Literal["learned", "sinusoidal"] | None = None
     layout: Layout = Layout.INTERLEAVED
-    scale: float = 1.0
-    segments: int = 0
+    scale: Factor = 1.0
+    segments: Annotated[int, Field(ge=0)] = 0
     norm: bool = False
 
 
 class Unembedding(_Record):
-    """From the last hidden vector to logits: c·tanh(scale · W x / c), W the token table if tied.
+    """From the last hidden vector to logits: c·tanh((scale · W x + bias) / c).
 
-    ``transform`` puts dense, activation and norm before it (BERT's head). ``bias`` adds a learned
-    number to every logit.
+    W is the token table if ``tied``; ``softcap`` is c, None: no cap; ``bias`` is a learned number
+    for every logit. ``transform`` puts dense, activation and norm before it (BERT's head).
     """
 
     tied: bool = True
     bias: bool = False
-    scale: float = 1.0
-    softcap: float | None = None
+    scale: Factor = 1.0
+    softcap: Positive | None = None
     transform: bool = False
 
 
@@ -226,12 +252,22 @@ class Architecture(_Record):
     start_token: int | None = None
 
     @model_validator(mode="after")
-    def _has_a_stack(self) -> Architecture:
+    def _fits_together(self) -> Architecture:
         if self.encoder is None and self.decoder is None:
             raise ValueError("no stack of blocks; allowed: an encoder, a decoder, or both")
         both = self.encoder is not None and self.decoder is not None
-        if self.decoder is not None and self.decoder.cross != both:
-            raise ValueError("cross-attention belongs to the decoder of an encoder–decoder")
+        crossing = [s is not None and s.cross for s in (self.encoder, self.decoder)]
+        if crossing != [False, both]:
+            raise ValueError(
+                "cross-attention out of place; allowed: in the decoder of an encoder–decoder, and"
+                " nowhere else"
+            )
+        if self.encoder is not None and self.encoder.causal:
+            raise ValueError("an encoder that is causal; allowed: causal = False")
+        if self.decoder is not None and not self.decoder.causal:
+            raise ValueError("a decoder that is not causal; allowed: causal = True")
+        if self.decoder is not None and self.pooler:
+            raise ValueError("a pooler on a decoder; allowed: a pooler on an encoder alone")
         if self.decoder is not None and self.unembedding is None:
             raise ValueError("a decoder without an unembedding; allowed: without one, an encoder")
         if self.classes and not self.pooler:
@@ -262,7 +298,7 @@ def head_width(d_model: int, heads: int) -> int:
         >>> head_width(576, 9)
         64
     """
-    if d_model % heads:
+    if heads < 1 or d_model % heads:
         raise ModelError(
             f"{heads} heads do not divide the width {d_model}",
             allowed="a number of heads that divides d_model",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headwise.errors import OptionError
+from headwise.errors import OptionError, ShapeError
 from headwise.models.architecture import Architecture
 
 __all__ = ["Cache", "Slot"]
@@ -35,6 +35,14 @@ class Slot:
                 f"position {stop - 1} in a cache of {self.keys.shape[2]} positions",
                 allowed=f"0 to {self.keys.shape[2] - 1}",
                 to_do="make the cache as long as prompt and answer together",
+            )
+        room = self.keys
+        if (*k.shape[:2], k.shape[3], k.dtype) != (*room.shape[:2], room.shape[3], room.dtype):
+            raise ShapeError(
+                f"keys {tuple(k.shape)} of {k.dtype} for a cache {tuple(room.shape)} of"
+                f" {room.dtype}",
+                allowed="one batch, number of heads, width and type",
+                to_do="make the cache with Cache.empty(model.architecture, batch=…, dtype=…)",
             )
         if k.requires_grad:
             raise OptionError(
@@ -72,6 +80,12 @@ class Cache:
         device: torch.device | str | None = None,
     ) -> Cache:
         """Memory for ``capacity`` positions of ``batch`` sequences in every layer."""
+        if batch < 1 or capacity < 1:
+            raise OptionError(
+                f"a cache of {capacity} positions for {batch} sequences",
+                allowed="1 or more of each",
+                to_do="give the length of prompt and answer together",
+            )
         stack = architecture.stack
         shape = (batch, stack.kv_heads, capacity, stack.d_head)
 

@@ -74,19 +74,21 @@ class Context:
         return found
 
 
-def as_mask(mask: Mask | Tensor | None, batch: int, keys: int) -> Mask | None:
-    """A mask as a rule: rules pass; a boolean ``batch key`` says which keys are no padding.
+def as_mask(mask: Mask | Tensor | None, batch: int, queries: int, keys: int) -> Mask | None:
+    """A mask as a rule; the last query stands at the last key.
 
+    Rules pass. A boolean ``batch key`` says which keys are no padding; a boolean
+    ``batch query key`` (or one for all sequences: ``1 query key``) says which pairs are visible.
     Numbers are refused: a 0/1 float mask, added to logits, would hide nothing.
 
     Example:
-        >>> as_mask(torch.tensor([[False, True]]), 1, 2)
+        >>> as_mask(torch.tensor([[False, True]]), batch=1, queries=2, keys=2)
         KeyPadding(keep=tensor([[False,  True]]))
     """
-    if mask is None or isinstance(mask, Mask):
-        sequences = None if mask is None else mask.batches()
-        if sequences is not None and sequences != batch:
-            raise ShapeError(f"a mask for {sequences} sequences and a batch of {batch}")
+    if mask is None:
+        return None
+    if isinstance(mask, Mask):
+        _check_rule(mask, batch, keys)
         return mask
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
@@ -97,10 +99,29 @@ def as_mask(mask: Mask | Tensor | None, batch: int, keys: int) -> Mask | None:
         )
     if mask.dim() == 2 and mask.shape == (batch, keys):
         return KeyPadding(mask)
-    if mask.dim() == 3 and mask.shape[0] in (1, batch) and mask.shape[2] == keys:
-        return Dense(mask.expand(batch, -1, -1))
+    if mask.dim() == 3 and mask.shape[0] in (1, batch) and mask.shape[1:] == (queries, keys):
+        return Dense(mask, offset=keys - queries)
     raise ShapeError(
-        f"a mask of shape {tuple(mask.shape)} for {batch} sequences of {keys} keys",
-        allowed=f"({batch}, {keys}), or ({batch}, queries, {keys})",
+        f"a mask of shape {tuple(mask.shape)} for {batch} sequences, {queries} queries and"
+        f" {keys} keys",
+        allowed=f"({batch}, {keys}) or ({batch}, {queries}, {keys})",
         to_do="give one True or False for each key, cached ones included",
     )
+
+
+def _check_rule(mask: Mask, batch: int, keys: int) -> None:
+    """Refuse a rule for another batch, and a table that ends before the last key."""
+    sequences = mask.batches()
+    if sequences is not None and sequences != batch:
+        raise ShapeError(
+            f"a mask for {sequences} sequences and a batch of {batch}",
+            allowed="one row of the mask for each sequence",
+            to_do="make the mask from the batch that is given",
+        )
+    table = getattr(mask, "keep", getattr(mask, "ids", None))
+    if isinstance(table, Tensor) and table.shape[-1] < keys:
+        raise ShapeError(
+            f"a mask of {table.shape[-1]} keys for {keys}",
+            allowed=f"{keys} keys or more",
+            to_do="give one entry for each key, cached ones included",
+        )

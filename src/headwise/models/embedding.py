@@ -57,38 +57,28 @@ class TokenEmbedding(nn.Module):
     def forward(
         self, ids: Tensor, position_ids: Tensor, segment_ids: Tensor | None = None
     ) -> Tensor:
-        x = self.tokens(self._checked(ids))
+        x = self.tokens(_checked("token", ids, self.tokens))
         if self.scale != 1.0:
             # The factor is rounded to the table's precision first, as the models were trained.
             x = x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)
         if self.segments is not None:
-            x = x + self.segments(torch.zeros_like(ids) if segment_ids is None else segment_ids)
+            named = torch.zeros_like(ids) if segment_ids is None else segment_ids
+            x = x + self.segments(_checked("segment", named, self.segments, ids.shape))
+        elif segment_ids is not None:
+            raise OptionError(
+                "segment ids for a model without segments",
+                allowed="a model whose embedding has segments, as BERT's",
+                to_do="leave segment_ids out",
+            )
         if self.positions is not None:
             x = x + self.positions(position_ids).to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)
         return self.dropout(x)
 
-    def _checked(self, ids: Tensor) -> Tensor:
-        if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
-            raise ShapeError(
-                f"token ids of shape {tuple(ids.shape)} and type {ids.dtype}",
-                allowed="whole numbers (batch, position)",
-                to_do="give one row of ids for each sequence",
-            )
-        if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
-            low, high = (int(x) for x in torch.aminmax(ids))
-            if low < 0 or high >= self.tokens.num_embeddings:
-                raise OptionError(
-                    f"token id {low if low < 0 else high}",
-                    allowed=f"0 to {self.tokens.num_embeddings - 1}",
-                    to_do="encode the text with the tokenizer of this model",
-                )
-        return ids
-
 
 class Unembedding(nn.Module):
-    """c·tanh(scale · W x / c) + bias: ``… d_model -> … vocab``; W is the token table if tied."""
+    """c·tanh((scale · W x + bias) / c): ``… d_model -> … vocab``; W is the token table if tied."""
 
     def __init__(
         self,
@@ -134,3 +124,25 @@ class Pooler(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(self.dense(x[:, 0]))
+
+
+def _checked(
+    what: str, ids: Tensor, table: nn.Embedding, shape: torch.Size | None = None
+) -> Tensor:
+    """``ids``, refused unless they are rows of the table (values are looked at on the CPU only)."""
+    if ids.dtype not in (torch.int64, torch.int32) or (shape is not None and ids.shape != shape):
+        axes = "(batch, position)" if shape is None else str(tuple(shape))
+        raise ShapeError(
+            f"{what} ids of shape {tuple(ids.shape)} and type {ids.dtype}",
+            allowed=f"whole numbers {axes}: int64 or int32",
+            to_do=f"give one {what} id for each position",
+        )
+    if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
+        low, high = (int(x) for x in torch.aminmax(ids))
+        if low < 0 or high >= table.num_embeddings:
+            raise OptionError(
+                f"{what} id {low if low < 0 else high}",
+                allowed=f"0 to {table.num_embeddings - 1}",
+                to_do="encode the text with the tokenizer of this model",
+            )
+    return ids

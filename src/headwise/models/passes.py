@@ -24,11 +24,12 @@ def begin(
     allow_long: bool = False,
 ) -> Context:
     """The context of a pass over ``ids``, checked against the length that was trained."""
-    if ids.dim() != 2:
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or not ids.shape[1]:
+        is_tensor = isinstance(ids, Tensor)
         raise ShapeError(
-            f"token ids of shape {tuple(ids.shape)}",
-            allowed="(batch, position)",
-            to_do="give one row of ids for each sequence: ids[None]",
+            f"token ids of shape {tuple(ids.shape)}" if is_tensor else f"a {type(ids).__name__}",
+            allowed="a tensor (batch, position) of one position or more",
+            to_do="give one row of ids for each sequence: torch.tensor([ids])",
         )
     batch, queries = ids.shape
     keys = past + queries
@@ -38,16 +39,8 @@ def begin(
             allowed=f"up to {architecture.context} tokens",
             to_do="shorten it, or set allow_long = True on the model",
         )
-    if position_ids is not None and position_ids.shape not in (
-        (queries,),
-        (1, queries),
-        (batch, queries),
-    ):
-        raise ShapeError(
-            f"position ids of shape {tuple(position_ids.shape)} for ids of {tuple(ids.shape)}",
-            allowed=f"({queries},) or ({batch}, {queries})",
-            to_do="give one position for each token of this pass",
-        )
+    if position_ids is not None:
+        _check_positions(position_ids, batch, queries)
     return Context(
         batch=batch,
         queries=queries,
@@ -55,5 +48,16 @@ def begin(
         device=ids.device,
         dtype=dtype,
         position_ids=position_ids,
-        visible=as_mask(mask, batch, keys),
+        visible=as_mask(mask, batch, queries, keys),
     )
+
+
+def _check_positions(position_ids: Tensor, batch: int, queries: int) -> None:
+    fits = position_ids.shape in ((queries,), (1, queries), (batch, queries))
+    if not fits or position_ids.dtype not in (torch.int64, torch.int32):
+        raise ShapeError(
+            f"position ids of shape {tuple(position_ids.shape)} and type {position_ids.dtype}"
+            f" for ids of shape {(batch, queries)}",
+            allowed=f"whole numbers ({queries},) or ({batch}, {queries})",
+            to_do="give one position for each token of this pass",
+        )

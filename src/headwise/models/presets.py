@@ -1,7 +1,7 @@
 """Published sizes by name, each with its source, and builders that take sizes.
 
-``preset("gpt2-small")`` is an ``Architecture``; ``decoder(vocab=…, d_model=…)`` makes a modern
-decoder of any size (RMSNorm before each sublayer, rotary positions, SwiGLU).
+``preset("gpt2-small")`` is an ``Architecture``; ``decoder_sizes(vocab=…, d_model=…)`` makes that of
+a modern decoder of any size (RMSNorm before each sublayer, rotary positions, SwiGLU).
 """
 
 from __future__ import annotations
@@ -195,4 +195,4 @@ PRESETS: Final[dict[str, Callable[[], Architecture]]] = {
 
 
 def _stack(*, heads: int, kv_heads: int | None = None, **settings: Any) -> Stack:
-    return Stack.checked(heads=heads, kv_heads=kv_heads or heads, **settings)
+    return Stack.checked(heads=heads, kv_heads=heads if kv_heads is None else kv_heads, **settings)

@@ -81,7 +81,8 @@ class EncoderDecoder(nn.Module):
             allow_long=self.allow_long,
         )
         context.source = source
-        context.source_visible = as_mask(source_mask, ids.shape[0], source.shape[1])
+        batch, queries = ids.shape
+        context.source_visible = as_mask(source_mask, batch, queries, source.shape[1])
         return self.decoder(self.embedding(ids, context.positions()), context, cache)
 
     def unembed(self, hidden: Tensor) -> Tensor:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from headwise.errors import ShapeError
 from headwise.models.cache import Cache
 from headwise.models.context import Context
-from headwise.models.relative import RelativeBias
 
 __all__ = ["BlockStack"]
 
@@ -16,25 +16,30 @@ __all__ = ["BlockStack"]
 class BlockStack(nn.Module):
     """Blocks one after the other, then a norm if there is one: ``batch position d_model``.
 
-    ``bias`` gives the bias of all its self-attentions (T5 learns one table for the whole stack).
+    ``bias`` (``RelativeBias``, ``AlibiBias``) makes the bias of all its self-attentions from the
+    context: T5 learns one table for the whole stack.
     """
 
     def __init__(
         self,
         blocks: Iterable[nn.Module],
         norm: nn.Module | None = None,
-        bias: RelativeBias | nn.Module | None = None,
-        dropout: float = 0.0,
+        bias: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
         self.bias = bias
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x: Tensor, context: Context, cache: Cache | None = None) -> Tensor:
+        if cache is not None and len(cache.slots) != len(self.blocks):
+            raise ShapeError(
+                f"a cache of {len(cache.slots)} layers for {len(self.blocks)} blocks",
+                allowed="one slot for each block",
+                to_do="make the cache with Cache.empty(model.architecture, …)",
+            )
         if self.bias is not None:
             context.bias = self.bias(context)
         for number, block in enumerate(self.blocks):
             x = block(x, context, None if cache is None else cache.slots[number])
-        return x if self.norm is None else self.dropout(self.norm(x))
+        return x if self.norm is None else self.norm(x)
