@@ -21,6 +21,7 @@ from headwise.models.context import Context
 from headwise.models.decoder import Decoder
 from headwise.models.encoder import Encoder
 from headwise.models.feed_forward import MLP, GatedMLP
+from headwise.models.generation import Generated, generate, stream
 from headwise.models.norms import (
     AcrossHeads,
     LayerNorm,
@@ -36,6 +37,16 @@ from headwise.models.presets import (
     preset,
     transformer_sizes,
 )
+from headwise.models.sampling import (
+    Choice,
+    Draw,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+    choice,
+    greedy,
+)
 from headwise.models.seq2seq import EncoderDecoder
 
 __all__ = [
@@ -46,12 +57,15 @@ __all__ = [
     "Block",
     "Branch",
     "Cache",
+    "Choice",
     "Context",
     "Decoder",
+    "Draw",
     "Embedding",
     "Encoder",
     "EncoderDecoder",
     "GatedMLP",
+    "Generated",
     "LayerNorm",
     "Model",
     "MultiHeadAttention",
@@ -61,16 +75,24 @@ __all__ = [
     "PreNorm",
     "RMSNorm",
     "Relative",
+    "RepetitionPenalty",
     "Rotary",
     "Sandwich",
     "Stack",
+    "Temperature",
+    "TopK",
+    "TopP",
     "Unembedding",
     "build",
+    "choice",
     "decoder_sizes",
     "encoder_sizes",
+    "generate",
+    "greedy",
     "layer_norm",
     "preset",
     "rms_norm",
     "skeleton",
+    "stream",
     "transformer_sizes",
 ]
