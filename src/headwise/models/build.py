@@ -1,18 +1,21 @@
 """From an ``Architecture`` to a model: every word becomes a part, once, here.
 
 Weights start as normal numbers of standard deviation 0.02; projections that write into the
-residual stream have that divided by √(number of writes), so that the stream's variance does not
-grow with depth (Radford et al. 2019, GPT-2, section 2.3). Biases start at 0, gains at the identity.
+residual stream have that divided by √(number of writes of their stack), so that the stream's
+variance does not grow with depth (Radford et al. 2019, GPT-2, section 2.3). Biases start at 0,
+gains at the identity.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import torch
 from torch import nn
 
 from headwise.attention.masks import Causal, Everything, Mask, Window
+from headwise.errors import OptionError
 from headwise.models.architecture import Architecture, Stack
 from headwise.models.attention import MultiHeadAttention
 from headwise.models.block import Block, Branch, ParallelBlock, PostNorm, PreNorm, Sandwich
@@ -52,6 +55,12 @@ def build(
         >>> sum(p.numel() for p in model.parameters())
         32960
     """
+    if not dtype.is_floating_point:
+        raise OptionError(
+            f"weights of type {dtype}",
+            allowed="float32, float64, bfloat16 or float16",
+            to_do="give dtype=torch.float32",
+        )
     model = skeleton(architecture).to_empty(device="cpu")
     _initialise(model, torch.Generator().manual_seed(seed))
     return model.to(device=device, dtype=dtype)
@@ -227,14 +236,15 @@ def _norm(stack: Stack, width: int) -> nn.Module:
 
 @torch.no_grad()
 def _initialise(model: nn.Module, generator: torch.Generator) -> None:
-    writes = sum(name.endswith((".output", ".down")) for name, _ in model.named_modules())
+    writers = [name for name, _ in model.named_modules() if name.endswith((".output", ".down"))]
+    writes = Counter(name.partition(".")[0] for name in writers)  # of each stack
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2:
             writer = name.endswith((".output.weight", ".down.weight"))
-            std = 0.02 / math.sqrt(writes) if writer else 0.02
+            std = 0.02 / math.sqrt(writes[name.partition(".")[0]]) if writer else 0.02
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
         else:
             parameter.zero_()
     for module in model.modules():
-        if isinstance(module, LayerNorm) or type(module) is RMSNorm:
+        if isinstance(module, LayerNorm | RMSNorm):
             nn.init.ones_(module.weight)

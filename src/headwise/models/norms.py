@@ -4,7 +4,8 @@
     RMSNorm     x / √(mean x² + ε) · gain
 
 The functions are the definitions; the modules compute the same with torch's fused forms. Half
-precision is normalised in float32 and rounded once.
+precision is normalised in float32; where it is rounded is that of the released models, and said
+at each module.
 
 Ba et al. 2016 (arXiv:1607.06450), equation 3; Zhang and Sennrich 2019 (arXiv:1910.07467),
 equation 4; a gain stored as its distance from one: Gemma (arXiv:2403.08295), released code.
@@ -42,7 +43,7 @@ def rms_norm(x: Tensor, gain: Tensor, *, eps: float = 1e-6) -> Tensor:
 
 
 class LayerNorm(nn.Module):
-    """``layer_norm`` with learned ``weight`` (the gain) and ``bias``, both ``width``.
+    """``layer_norm`` with learned ``weight`` (the gain) and ``bias``: ``… width``, same out.
 
     Example:
         >>> LayerNorm(4)(torch.ones(2, 4)).shape
@@ -63,7 +64,7 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """``rms_norm`` with a learned ``weight``, which is the gain; ``width``.
+    """``rms_norm`` with a learned ``weight``, which is the gain: ``… width``, same out.
 
     Example:
         >>> RMSNorm(2, eps=0.0)(torch.tensor([3.0, 3.0])).tolist()
@@ -75,23 +76,18 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(width))
 
-    @property
-    def gain(self) -> Tensor:
-        """What the normalised vector is multiplied by."""
-        return self.weight
-
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype in (torch.bfloat16, torch.float16):
             # As the models were trained: the gain multiplies what was rounded to half precision.
             plain = functional.rms_norm(x.float(), self.weight.shape, None, self.eps)
-            return self.gain * plain.to(x.dtype)
-        return functional.rms_norm(x, self.weight.shape, self.gain, self.eps)
+            return self.weight * plain.to(x.dtype)
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
         return f"{len(self.weight)}, eps={self.eps}"
 
 
-class OffsetRMSNorm(RMSNorm):
+class OffsetRMSNorm(nn.Module):
     """``rms_norm`` whose gain is 1 + ``weight``, so that zeros are the identity's gain.
 
     Example:
@@ -100,17 +96,18 @@ class OffsetRMSNorm(RMSNorm):
     """
 
     def __init__(self, width: int, *, eps: float = 1e-6) -> None:
-        super().__init__(width, eps=eps)
-        nn.init.zeros_(self.weight)
-
-    @property
-    def gain(self) -> Tensor:
-        return 1 + self.weight
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
+        # As the models were trained: half precision is rounded after the gain, once.
         wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
         gain = 1 + self.weight.to(wide.dtype)
         return functional.rms_norm(wide, self.weight.shape, gain, self.eps).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)}, eps={self.eps}"
 
 
 class AcrossHeads(nn.Module):
