@@ -17,11 +17,15 @@ _WHERE = {
     "attention": "headwise.attention",
     "errors": "headwise.errors",
     "findings": "headwise.report.findings:findings",
+    "load": "headwise.models.checkpoints.loading:load",
     "load_model": "headwise.observation.loading:load_model",
     "load_scan": "headwise.results.io:load",
     "masks": "headwise.attention.masks",
+    "models": "headwise.models",
     "observe": "headwise.observation.attach:observe",
+    "positions": "headwise.positions",
     "report": "headwise.report.page:write_report",
+    "save": "headwise.models.checkpoints.own:save",
     "scan": "headwise.observation.run:scan",
 }
 
@@ -29,17 +33,23 @@ __all__ = [
     "attention",
     "errors",
     "findings",
+    "load",
     "load_model",
     "load_scan",
     "masks",
+    "models",
     "observe",
+    "positions",
     "report",
+    "save",
     "scan",
 ]
 
 if TYPE_CHECKING:
-    from headwise import attention, errors
+    from headwise import attention, errors, models, positions
     from headwise.attention import masks
+    from headwise.models.checkpoints.loading import load
+    from headwise.models.checkpoints.own import save
     from headwise.observation.attach import observe
     from headwise.observation.loading import load_model
     from headwise.observation.run import scan

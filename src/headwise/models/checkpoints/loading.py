@@ -1,0 +1,128 @@
+"""A model on disk, in any of the formats that are read: found out, opened, read whole or refused.
+
+a folder with architecture.json   Headwise's own
+a folder with config.json         Hugging Face, of one of ``FAMILIES``
+a .gguf file                      of the Llama family
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from tokenizers import Tokenizer
+
+from headwise.errors import ModelError
+from headwise.models.build import Model
+from headwise.models.checkpoints.bert import BERT
+from headwise.models.checkpoints.checks import read_config
+from headwise.models.checkpoints.family import Family, assemble
+from headwise.models.checkpoints.files import TensorFiles
+from headwise.models.checkpoints.gemma2 import GEMMA2
+from headwise.models.checkpoints.gpt2 import GPT2
+from headwise.models.checkpoints.gpt_neox import GPT_NEOX
+from headwise.models.checkpoints.llama import LLAMA
+from headwise.models.checkpoints.marian import MARIAN
+from headwise.models.checkpoints.own import ARCHITECTURE, read_own
+from headwise.models.checkpoints.settings import Settings
+from headwise.models.checkpoints.t5 import T5
+
+__all__ = ["FAMILIES", "Checkpoint", "load"]
+
+FAMILIES: Final[tuple[Family, ...]] = (GPT2, GPT_NEOX, LLAMA, GEMMA2, BERT, MARIAN, T5)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A model in evaluation mode, its tokenizer (None: the folder has no tokenizer.json), and
+    where both came from."""
+
+    model: Model
+    tokenizer: Tokenizer | None
+    path: Path
+
+
+def load(
+    path: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Checkpoint:
+    """A model as this library's own modules, from a folder or a file.
+
+    Strict: a tensor or a setting that is missing, left over or not understood is an error that
+    names it; nothing is left at random values, and no code from the folder runs.
+
+    Args:
+        path: a Hugging Face folder (config.json and safetensors), a Headwise folder
+            (architecture.json) or a ``.gguf`` file. Names on a hub are not fetched.
+        dtype: of all parameters; None: as stored (where a foreign checkpoint mixes types, the
+            widest of them).
+        device: None: the CPU.
+
+    Raises:
+        ModelError: what was found, and what is allowed.
+
+    Example:
+        >>> load("/no/such/model")
+        Traceback (most recent call last):
+            ...
+        headwise.errors.ModelError: there is no file or folder /no/such/model
+    """
+    here = Path(path).expanduser()
+    if not here.exists():
+        raise _not_there(str(path))
+    if here.is_file():
+        raise _not_a_model(here)
+    if (here / ARCHITECTURE).is_file():
+        return Checkpoint(read_own(here, dtype=dtype, device=device), _tokenizer(here), here)
+    config = read_config(here)
+    family = _family(config.get("model_type"), here)
+    stored = TensorFiles.open(here)
+    settings = Settings(config, str(here / "config.json"))
+    model = assemble(family, settings, stored, dtype=dtype, device=device, source=str(here))
+    return Checkpoint(model, _tokenizer(here), here)
+
+
+def _family(model_type: object, folder: Path) -> Family:
+    for family in FAMILIES:
+        if model_type in family.model_types:
+            return family
+    known = sorted(word for family in FAMILIES for word in family.model_types)
+    raise ModelError(
+        f"{folder} holds a model of the architecture {model_type!r}",
+        allowed=", ".join(known),
+        to_do="hw.scan and hw.load_model measure others as transformers' modules",
+    )
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no narrower one
+        raise ModelError(f"{path} cannot be read: {error}", to_do="fetch the file again") from None
+
+
+def _not_there(path: str) -> ModelError:
+    hub = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", path)
+    return ModelError(
+        f"there is no file or folder {path}",
+        to_do="a name on a hub is not fetched here: download the model and give its folder"
+        if hub
+        else None,
+    )
+
+
+def _not_a_model(file: Path) -> ModelError:
+    part = file.suffix in (".safetensors", ".json", ".bin")
+    return ModelError(
+        f"{file} is a file, but not a GGUF file",
+        allowed="a folder with config.json or architecture.json, or a .gguf file",
+        to_do=f"name its folder: {file.parent}" if part else None,
+    )
