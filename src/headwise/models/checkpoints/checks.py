@@ -171,12 +171,12 @@ def is_gguf(path: Path) -> bool:
         return file.read(4) == b"GGUF"
 
 
-def check_gguf(path: Path) -> GgufHeader:
+def check_gguf(path: Path, *, arrays: bool = False) -> GgufHeader:
     """The header of a GGUF file that is whole; a ModelError says what is wrong with it."""
     with path.open("rb") as file:
         if file.read(len(_POINTER)) == _POINTER:
             raise _pointer(path)
-    header = read_gguf_header(path)
+    header = read_gguf_header(path, arrays=arrays)
     size = path.stat().st_size
     if size < header.declared_bytes:
         raise ModelError(

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from headwise.errors import ModelError
 
-__all__ = ["GgufHeader", "read_gguf_header"]
+__all__ = ["GgufHeader", "GgufTensor", "read_gguf_header"]
 
 _VERSIONS: Final = (2, 3)
 _SCALARS: Final = "BbHhIif?"  # the value types 0 to 7, as struct letters; 10, 11, 12 follow
@@ -26,11 +26,21 @@ _ARRAY: Final = 9
 
 
 @dataclass(frozen=True)
+class GgufTensor:
+    """One line of the tensor table: the shape (outermost axis first) and where the data lie."""
+
+    shape: tuple[int, ...]
+    kind: int  # the number of a gguf.GGMLQuantizationType
+    start: int  # byte of the file
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
 class GgufHeader:
-    """What the header says; arrays of the metadata are kept as their lengths only."""
+    """What the header says; arrays of the metadata are kept as their lengths unless asked for."""
 
     metadata: dict[str, Any]
-    tensors: tuple[str, ...]
+    tensors: dict[str, GgufTensor]
     declared_bytes: int
 
     @property
@@ -40,8 +50,9 @@ class GgufHeader:
 
 
 class _Cursor:
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap, arrays: bool) -> None:
         self.data = data
+        self.arrays = arrays
         self.at = 4
 
     def number(self, letter: str) -> Any:
@@ -66,6 +77,17 @@ class _Cursor:
         if kind != _ARRAY:
             return self.number(_LETTERS[kind])
         kind, count = self.number("I"), self.number("Q")
+        return self.array(kind, count) if self.arrays else self.skipped(kind, count)
+
+    def array(self, kind: int, count: int) -> list[Any]:
+        if kind == _STRING:
+            return [self.string() for _ in range(count)]
+        letters = f"<{count}{_LETTERS[kind]}"
+        values = struct.unpack_from(letters, self.data, self.at)
+        self.at += struct.calcsize(letters)
+        return list(values)
+
+    def skipped(self, kind: int, count: int) -> int:
         if kind == _STRING:
             for _ in range(count):
                 self.skip(self.number("Q"))
@@ -74,8 +96,11 @@ class _Cursor:
         return count
 
 
-def read_gguf_header(path: Path) -> GgufHeader:
-    """The header of the file; a ModelError says when it is foreign, truncated or corrupt."""
+def read_gguf_header(path: Path, *, arrays: bool = False) -> GgufHeader:
+    """The header of the file; a ModelError says when it is foreign, truncated or corrupt.
+
+    ``arrays``: also read the arrays of the metadata, which are the vocabulary and its merges.
+    """
     with path.open("rb") as file:
         start = file.read(8)
         if not start.startswith(b"GGUF"):
@@ -89,7 +114,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
             )
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                return _read(_Cursor(data))
+                return _read(_Cursor(data, arrays))
             except (ValueError, KeyError, struct.error, OverflowError) as error:
                 short = isinstance(error, struct.error)
                 reason = "it ends inside the header" if short else str(error)
@@ -105,12 +130,21 @@ def _read(cursor: _Cursor) -> GgufHeader:
     cursor.number("I")  # the version
     tensors, entries = cursor.number("Q"), cursor.number("Q")
     metadata = {cursor.string(): cursor.value() for _ in range(entries)}
-    names, end = [], 0
+    found: dict[str, tuple[tuple[int, ...], int, int, int]] = {}
     for _ in range(tensors):
-        names.append(cursor.string())
-        shape = [cursor.number("Q") for _ in range(cursor.number("I"))]
-        elements, width = GGML_QUANT_SIZES[GGMLQuantizationType(cursor.number("I"))]
-        end = max(end, cursor.number("Q") + math.prod(shape) // elements * width)
+        name = cursor.string()
+        shape = tuple(cursor.number("Q") for _ in range(cursor.number("I")))[::-1]
+        kind = cursor.number("I")
+        elements, width = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        if name in found:
+            raise ValueError(f"two tensors are called {name}")
+        size = math.prod(shape) // elements * width
+        found[name] = (shape, kind, cursor.number("Q"), size)
     alignment = metadata.get("general.alignment", 32)
     start = -(-cursor.at // alignment) * alignment
-    return GgufHeader(metadata, tuple(names), start + end)
+    table = {
+        name: GgufTensor(shape, kind, start + offset, size)
+        for name, (shape, kind, offset, size) in found.items()
+    }
+    end = max((each.start + each.size for each in table.values()), default=start)
+    return GgufHeader(metadata, table, end)
