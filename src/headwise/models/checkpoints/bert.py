@@ -81,7 +81,9 @@ def _refuse_variants(settings: Settings) -> None:
     # Sizes of a pooler that no implementation builds from them, and the number of classes.
     settings.silent("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers")
     settings.silent("pooler_size_per_head", "directionality", "num_labels", "output_past")
-    settings.silent("tie_word_embeddings")
+    # What is done with the logits of classes, outside the model.
+    settings.silent("tie_word_embeddings", "sentence_transformers")
+    settings.silent("sbert_ce_default_activation_function")
 
 
 def _unembedding(settings: Settings, names: Names) -> Unembedding | None:
