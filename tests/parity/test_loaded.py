@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from headwise.models.checkpoints import llama
 from headwise.models.checkpoints.settings import Settings
 from tests.parity.loaded_models import CASES, Case, errors
+from tests.parity.loaded_real import smollm2
 
 BOUND = 1e-5  # of the largest logit, in float32
 
@@ -41,3 +45,11 @@ def test_keys_and_values_in_each_others_place_are_noticed(monkeypatch: pytest.Mo
 def test_names_are_told_apart() -> None:
     names = [case.name for case in CASES]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.real_model
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_real_decoder() -> None:
+    found = smollm2(Path(os.environ["HEADWISE_MODELS"]) / "smollm2")
+    assert set(found) == {"logits", "cache", "text"}
+    assert max(found.values()) <= BOUND

@@ -18,10 +18,12 @@ from tokenizers import Tokenizer
 from headwise.errors import ModelError
 from headwise.models.build import Model
 from headwise.models.checkpoints.bert import BERT
-from headwise.models.checkpoints.checks import read_config
+from headwise.models.checkpoints.checks import is_gguf, read_config
 from headwise.models.checkpoints.family import Family, assemble
 from headwise.models.checkpoints.files import TensorFiles
 from headwise.models.checkpoints.gemma2 import GEMMA2
+from headwise.models.checkpoints.gguf import GgufFile
+from headwise.models.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from headwise.models.checkpoints.gpt2 import GPT2
 from headwise.models.checkpoints.gpt_neox import GPT_NEOX
 from headwise.models.checkpoints.llama import LLAMA
@@ -60,7 +62,7 @@ def load(
         path: a Hugging Face folder (config.json and safetensors), a Headwise folder
             (architecture.json) or a ``.gguf`` file. Names on a hub are not fetched.
         dtype: of all parameters; None: as stored (where a foreign checkpoint mixes types, the
-            widest of them).
+            widest of them; quantised GGUF weights become float32).
         device: None: the CPU.
 
     Raises:
@@ -76,7 +78,7 @@ def load(
     if not here.exists():
         raise _not_there(str(path))
     if here.is_file():
-        raise _not_a_model(here)
+        return _from_gguf(here, dtype, device)
     if (here / ARCHITECTURE).is_file():
         return Checkpoint(read_own(here, dtype=dtype, device=device), _tokenizer(here), here)
     config = read_config(here)
@@ -85,6 +87,17 @@ def load(
     settings = Settings(config, str(here / "config.json"))
     model = assemble(family, settings, stored, dtype=dtype, device=device, source=str(here))
     return Checkpoint(model, _tokenizer(here), here)
+
+
+def _from_gguf(
+    file: Path, dtype: torch.dtype | None, device: torch.device | str | None
+) -> Checkpoint:
+    if not is_gguf(file):
+        raise _not_a_model(file)
+    stored = GgufFile.open(file)
+    settings = Settings(stored.config(), str(file))
+    model = assemble(LLAMA, settings, stored, dtype=dtype, device=device, source=str(file))
+    return Checkpoint(model, tokenizer_from_gguf(stored), file)
 
 
 def _family(model_type: object, folder: Path) -> Family:
