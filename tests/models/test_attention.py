@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.masks import Everything, Window
-from headwise.errors import ShapeError
+from headwise.errors import ModelError, ShapeError
 from headwise.models import Context, MultiHeadAttention, Rotary
 from headwise.models.cache import Slot
 from tests.attention.problems import rand
@@ -170,9 +170,8 @@ def test_cross_attention_without_a_source_is_refused() -> None:
 
 
 def test_an_odd_rotary_width_is_refused() -> None:
-    module = MultiHeadAttention(*parts(), heads=3, kv_heads=3, rotary=Rotary(width=3))
-    with pytest.raises(ValueError, match="a rotary width of 3, which cannot be cut into pairs"):
-        module(torch.zeros(1, 2, 6))
+    with pytest.raises(ModelError, match="a rotary width of 3, which cannot be cut into pairs"):
+        Rotary(width=3)
 
 
 def test_a_row_that_sees_nothing_is_zero_and_sends_no_gradient() -> None:

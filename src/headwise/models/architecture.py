@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from headwise.errors import ModelError
-from headwise.positions import Layout, scalings
+from headwise.positions import Layout, frequencies, scalings
 
 __all__ = [
     "Architecture",
@@ -117,6 +117,11 @@ class Rotary(_Record):
     base: Positive = 10000.0
     layout: Layout = Layout.HALF
     scaling: Annotated[Any, BeforeValidator(_scaling), PlainSerializer(_tagged)] = None
+
+    @model_validator(mode="after")
+    def _can_turn(self) -> Rotary:
+        frequencies(self.width, base=self.base, scaling=self.scaling)  # refuses what it cannot do
+        return self
 
 
 class Relative(_Record):
