@@ -15,7 +15,8 @@ from headwise.attention.masks import Causal, Everything, Predicate, describe
 from headwise.errors import MeasurementError
 from headwise.observation import lazy_mask as lazy
 from headwise.observation.lazy_mask import LazyMask, lazy_mask
-from headwise.observation.structure import MaskFunction, Pattern, evaluate, read
+from headwise.observation.rule import MaskFunction, Pattern, evaluate
+from headwise.observation.structure import read
 
 Q, K, B = 13, 17, 3
 

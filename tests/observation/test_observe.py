@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from headwise.errors import MeasurementError, ModelError, OptionError
-from headwise.observation import attach
-from headwise.observation.attach import NAME, observe
+from headwise.observation.attach import observe
+from headwise.observation.interface import NAME
 from headwise.observation.recorder import ACTIVE
 from tests.observation.records import NOISE, assert_same
 from tests.observation.test_laws_of_observation import ids, padded, watched
@@ -376,9 +376,7 @@ def test_scans_of_different_models_do_not_merge() -> None:
 
 
 def test_the_registered_name_is_not_one_that_transformers_interprets() -> None:
-    assert not any(
-        word in attach.NAME for word in ("flash", "sdpa", "flex_attention", "paged", "/")
-    )
+    assert not any(word in NAME for word in ("flash", "sdpa", "flex_attention", "paged", "/"))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own imports

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from headwise.errors import MeasurementError, ModelError
-from headwise.observation.attach import NAME, observe
+from headwise.observation.attach import observe
 from headwise.observation.call import Call
+from headwise.observation.interface import NAME
 from tests.parity.families import FAMILIES, REFUSED, build, hidden, in_double, inputs
 from tests.parity.watching import run
 
@@ -80,7 +81,7 @@ def test_a_model_without_attention_is_refused() -> None:
 
 def test_what_is_not_a_transformers_model_is_refused() -> None:
     with (
-        pytest.raises(ModelError, match="Linear is not a transformers model"),
+        pytest.raises(ModelError, match="Linear is neither a transformers model nor one of Head"),
         observe(torch.nn.Linear(2, 3)),
     ):
         pass

@@ -106,7 +106,7 @@ def real_rows(given: dict[str, Tensor], batch: int, length: int, stream: str) ->
 
 def test_the_comparison_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A window of one key less is noticed."""
-    from headwise.observation.structure import Pattern
+    from headwise.observation.rule import Pattern
 
     original = Pattern.mask
 

@@ -3,9 +3,9 @@
     with observe(model) as scan:
         model(**inputs)
 
-One name is registered in both of transformers' registries, for attention and for masks; inside the
-block the model's configs carry that name, and a context variable says which observation is active.
-On leaving, every config and hook is as it was, also after an exception.
+How the calls reach the recorder is the survey's affair (transformers' attention interface, or the
+watcher of Headwise's own models); a context variable says which observation is active. On leaving,
+every hook and setting is as it was, also after an exception.
 """
 
 from __future__ import annotations
@@ -15,27 +15,20 @@ import resource
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from torch import nn
 
 from headwise.errors import MeasurementError, ModelError, OptionError
-from headwise.observation.assemble import plain
-from headwise.observation.call import read_call
-from headwise.observation.inference import ordinary_tensors
-from headwise.observation.lazy_mask import lazy_mask, materialised
 from headwise.observation.recorder import ACTIVE, Options, Recorder
 from headwise.observation.scan import Scan
 from headwise.observation.stream import StreamRecorder
 from headwise.observation.survey import Survey, survey
+from headwise.observation.tokenizer import decoding
 from headwise.observation.uncompiled import uncompiled
 
-__all__ = ["NAME", "observe"]
-
-# transformers reads meaning into names that contain flash, sdpa, flex_attention, paged or a slash.
-NAME: Final = "headwise"
+__all__ = ["observe"]
 
 
 @contextmanager
@@ -51,7 +44,7 @@ def observe(
     stream: bool = True,
     workers: int | None = None,
 ) -> Iterator[Scan]:
-    """Measure every attention call of a transformers model inside a ``with`` block.
+    """Measure every attention call of a model inside a ``with`` block.
 
     The model's outputs stay what they are, within rounding; nothing n×n is allocated. Statistics
     are of the softmax weights (after scaling, softcap, bias and mask, before dropout), in float32
@@ -59,8 +52,9 @@ def observe(
     with a key-value cache (``generate``) continue their documents.
 
     Args:
-        model: any transformers model that routes through the attention interface.
-        tokenizer: names the tokens in the record.
+        model: any transformers model that routes through the attention interface, or a model made
+            of the parts of ``headwise.models``.
+        tokenizer: names the tokens in the record: one of transformers or of ``tokenizers``.
         rows: query rows to measure per sequence and call, a stratified sample (None: all).
         layers: numbers of the layers to measure, within each stack (None: all).
         heads: numbers of the heads to measure (None: all).
@@ -89,11 +83,10 @@ def observe(
     recorder = Recorder(found.modules, options)
     for note in found.notes:
         recorder.note(note)
-    residual = StreamRecorder(model, found, recorder) if stream else None
-    scan = Scan._of(model, recorder, residual, tokenizer)
+    residual = StreamRecorder(model, found.blocks, recorder) if stream else None
+    scan = Scan._of(model, found.about, recorder, residual, decoding(tokenizer))
     with ExitStack() as restore:
         _enter(model, found, recorder, residual, restore)
-        before = materialised()
         clock = (time.perf_counter(), time.process_time())
         try:
             yield scan
@@ -104,38 +97,9 @@ def observe(
             scan._facts["seconds"] += time.perf_counter() - clock[0]
             scan._facts["cpu_seconds"] += time.process_time() - clock[1]
             scan._facts["peak_memory_bytes"] = _peak(model)
-            if materialised() > before:
-                recorder.note(
-                    f"the model's own code built {materialised() - before} attention masks as "
-                    "arrays"
-                )
             scan._changed()
     _check_called(found, recorder)
     scan._changed()
-
-
-def attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """The function registered with transformers; returns ``batch query head d_value``."""
-    recorder = ACTIVE.get()
-    cross = recorder is not None and recorder.is_cross(module)
-    if recorder is None:
-        cross = bool(getattr(module, "is_cross_attention", False))
-    call = read_call(module, query, key, value, attention_mask, cross=cross, **kwargs)
-    if recorder is None:
-        return plain(call), None
-    with ordinary_tensors():
-        return recorder.attention(call), None
-
-
-AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, lazy_mask)
 
 
 def _options(
@@ -160,7 +124,7 @@ def _options(
     if (chosen is not None and not chosen <= numbers) or chosen == frozenset():
         raise _none("layer", chosen - numbers, max(numbers))
     wanted = None if heads is None else tuple(sorted(set(heads)))
-    most = max((_heads(c) for c in found.configs), default=0)
+    most = found.heads
     if wanted is not None and (not wanted or wanted[0] < 0 or (most and wanted[-1] >= most)):
         raise _none("head", {h for h in wanted if not 0 <= h < most}, most - 1)
     return Options(rows, chosen, wanted, sink_keys, keep_rows, workers)
@@ -171,14 +135,6 @@ def _none(what: str, wrong: Collection[int], last: int) -> OptionError:
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     found = f"the model has no {what} {first}{more}" if wrong else f"no {what}s were named"
     return OptionError(found, allowed=f"{what}s 0 to {last}")
-
-
-def _heads(config: Any) -> int:
-    for name in ("num_attention_heads", "num_heads", "encoder_attention_heads"):
-        value = getattr(config, name, None)
-        if isinstance(value, int):
-            return value
-    return 0
 
 
 def _enter(
@@ -200,11 +156,7 @@ def _enter(
     restore.callback(delattr, model, "_headwise_observed")
     token = ACTIVE.set(recorder)
     restore.callback(ACTIVE.reset, token)
-    for config in found.configs:
-        restore.callback(
-            setattr, config, "_attn_implementation_internal", config._attn_implementation_internal
-        )
-        config._attn_implementation_internal = NAME
+    found.attach(recorder, restore)
     outer: list[tuple[nn.Module, dict[str, Any]]] = []
     by_module = dict(model.named_modules())
     for path, part in found.models.items():

@@ -10,126 +10,24 @@ to logits is stopped, because a boolean mask added to logits is silently wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import masking_utils
 
-from headwise.attention.masks import Mask
 from headwise.errors import MeasurementError
-from headwise.observation.structure import MaskFunction, Pattern, evaluate, opaque, read
-from headwise.observation.tokens import Extent
+from headwise.observation.rule import MaskFunction, MaskSpec
+from headwise.observation.structure import read
 
-__all__ = ["LazyMask", "MaskSpec", "lazy_mask", "materialised"]
+__all__ = ["LazyMask", "lazy_mask", "materialised"]
 
-_SAMPLES = 12  # query positions at which a pattern that was read off is compared
 _count = 0
 
 
 def materialised() -> int:
     """How many masks had to be built as arrays since the process started."""
     return _count
-
-
-@dataclass(frozen=True, eq=False)
-class MaskSpec:
-    """Who may attend to whom in one call, in absolute positions, as transformers describes it.
-
-    Query row i stands at position ``q_offset + i``, key column j at ``kv_offset + j``. ``padding``
-    (``batch position``, True = real) is separate from ``function``, as it is there.
-    """
-
-    batch: int
-    queries: int
-    keys: int
-    q_offset: int
-    kv_offset: int
-    function: MaskFunction
-    padding: Tensor | None
-    vmap: bool
-    device: torch.device
-    memory: dict[Any, Any] = field(default_factory=dict, repr=False)  # what layers share
-
-    @cached_property
-    def pattern(self) -> Pattern | None:
-        """What the function means; None when it is not known for sure."""
-        pattern = read(self.function)
-        if pattern is None or pattern.padding is not None:
-            return None
-        if (pattern.positions is None) != (pattern.documents is None):
-            return None
-        return pattern if self._agrees(pattern) else None
-
-    def visible(self, batch: int, query: Tensor, key: Tensor) -> Tensor:
-        """The definition: may the query at absolute position ``query`` see ``key``?"""
-        keep = evaluate(self.function, batch, query, key, vmap=self.vmap)
-        return keep if self.padding is None else keep & self.padding[batch][key]
-
-    def mask(self, batch: int, start: int) -> Mask:
-        """The rule for one sequence as an implicit mask; key 0 stands at position ``start``.
-
-        Padding is left out, and packed documents where the pattern is known.
-        """
-        if self.pattern is not None:
-            return self.pattern.mask(batch, start)
-        return opaque(self.function, batch, start, vmap=self.vmap)
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether a query may see later keys, as far as is known."""
-        return self.pattern is None or self.pattern.looks_ahead
-
-    def extents(self, batch: int) -> list[Extent]:
-        """The documents of one row of the batch, in absolute positions."""
-        end = max(self.q_offset + self.queries, self.kv_offset + self.keys)
-        pattern = self.pattern
-        if pattern is not None and pattern.documents is not None:
-            names = pattern.documents[batch].cpu()
-            _, counts = torch.unique_consecutive(names, return_counts=True)
-            stops = counts.cumsum(0).tolist()
-            return [Extent(a, b) for a, b in zip([0, *stops[:-1]], stops, strict=True)]
-        if self.padding is None:
-            return [Extent(0, end)]
-        real = self.padding[batch].nonzero()[:, 0].cpu()
-        if not real.numel():
-            return []
-        start, stop = int(real[0]), int(real[-1]) + 1
-        return [Extent(start, stop, None if stop - start == real.numel() else real)]
-
-    def dense(self) -> Tensor:
-        """The array itself: ``batch 1 query key``."""
-        query = torch.arange(self.queries, device=self.device)[:, None] + self.q_offset
-        key = torch.arange(self.keys, device=self.device)[None, :] + self.kv_offset
-        return torch.stack([self.visible(b, query, key) for b in range(self.batch)])[:, None]
-
-    def cut(self, axis: int, start: int, stop: int) -> MaskSpec:
-        """The same rule for a run of queries (axis 2) or of keys (axis 3)."""
-        if axis == 2:
-            return replace(self, queries=stop - start, q_offset=self.q_offset + start, memory={})
-        return replace(self, keys=stop - start, kv_offset=self.kv_offset + start, memory={})
-
-    def _agrees(self, pattern: Pattern) -> bool:
-        """Compare the pattern with the function on sampled positions around its edges."""
-        if not self.queries or not self.keys:
-            return True
-        first, last = self.q_offset, self.q_offset + self.queries - 1
-        low, high = self.kv_offset, self.kv_offset + self.keys - 1
-        query = torch.linspace(first, last, min(_SAMPLES, self.queries)).long().unique()
-        reach = [0, 1, -1]
-        reach += [] if pattern.before is None else [-pattern.before, -pattern.before - 1]
-        reach += [] if pattern.after is None else [pattern.after, pattern.after + 1]
-        reach += [] if pattern.chunk is None else [-pattern.chunk[0], pattern.chunk[0]]
-        key = torch.cat([query + step for step in reach] + [torch.tensor([low, high])])
-        key = key[(key >= low) & (key <= high)].unique()
-        query, key = query[:, None].to(self.device), key[None, :].to(self.device)
-        for b in range(self.batch):
-            seen = evaluate(self.function, b, query, key, vmap=self.vmap)
-            if not torch.equal(seen, _by_pattern(pattern, b, query, key)):
-                return False
-        return True
 
 
 class LazyMask(torch.Tensor):
@@ -196,6 +94,7 @@ def lazy_mask(
             kv_offset=int(kv_offset),
             function=mask_function,
             padding=padding,
+            read=read,
             vmap=use_vmap,
             device=torch.device(device),
         )
@@ -245,22 +144,3 @@ def _solid(x: Any) -> Any:
     if isinstance(x, list | tuple):
         return type(x)(_solid(part) for part in x)
     return x
-
-
-def _by_pattern(pattern: Pattern, batch: int, query: Tensor, key: Tensor) -> Tensor:
-    """The pattern evaluated from its definition, packed documents included."""
-    keep = torch.ones_like(query + key, dtype=torch.bool)
-    q, k = query, key
-    if pattern.positions is not None and pattern.documents is not None:
-        names = pattern.documents[batch]
-        keep = keep & (names[query] == names[key])
-        q, k = pattern.positions[batch][query], pattern.positions[batch][key]
-    if pattern.before is not None:
-        keep = keep & (k >= q - pattern.before)
-    if pattern.after is not None:
-        keep = keep & (k <= q + pattern.after)
-    if pattern.chunk is not None:
-        size, first = pattern.chunk
-        start = first[batch]
-        keep = keep & ((q - start) // size == (k - start) // size)
-    return keep

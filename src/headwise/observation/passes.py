@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from headwise.observation.call import Call
-from headwise.observation.lazy_mask import MaskSpec
-from headwise.observation.survey import AttentionModule
+from headwise.observation.rule import MaskSpec
+from headwise.observation.sites import AttentionModule
 from headwise.observation.tokens import Extent, Layout, Reader, Stream
 
 __all__ = ["Pass", "Stack", "Stacks"]
@@ -28,6 +28,7 @@ class Pass:
 
     inputs: dict[str, Any]
     outer: tuple[dict[str, Any], ...]  # the inputs of the models around it
+    looked_up: Tensor | None = None  # ids that an embedding was given just before
     runs: Counter[str] = field(default_factory=Counter)  # module -> times run in this pass
     layouts: dict[int, Layout] = field(default_factory=dict)  # call within a module -> layout
     sources: dict[tuple[int, int], Layout] = field(default_factory=dict)  # states nobody computed
@@ -42,7 +43,8 @@ class Pass:
                 x = inputs.get(name)
                 if isinstance(x, Tensor) and x.shape == shape:
                     return x
-        return None
+        x = self.looked_up
+        return x if x is not None and x.shape == shape else None
 
     def padding(self, shape: tuple[int, int]) -> Tensor | None:
         """The 2-D mask of the stack's own tokens, earlier ones included."""
@@ -91,12 +93,14 @@ class Stacks:
         self.by_path: dict[str, Stack] = {}
         self.streams: dict[str, Stream] = {}
         self.order: list[str] = []  # in the order of their latest pass
+        self.looked_up: Tensor | None = None  # ids of an embedding, for the stack that is next
 
     def begin_pass(self, path: str, inputs: dict[str, Any], outer: list[dict[str, Any]]) -> None:
         """A stack starts a forward pass."""
         if path not in self.by_path:
             self.by_path[path] = Stack(path, self.stream(path, _unit(inputs)))
-        self.by_path[path].current = Pass(inputs, tuple(outer))
+        self.by_path[path].current = Pass(inputs, tuple(outer), self.looked_up)
+        self.looked_up = None
         self.order = [*(p for p in self.order if p != path), path]
 
     def end_pass(self, path: str) -> None:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from headwise.attention.masks import Everything, Mask, Predicate
-from headwise.observation.lazy_mask import MaskSpec
-from headwise.observation.structure import evaluate
+from headwise.observation.rule import MaskSpec, evaluate
 from headwise.observation.tokens import Extent, Index, Layout, Span
 
 __all__ = ["Piece", "cross_pieces", "leftover", "self_pieces"]

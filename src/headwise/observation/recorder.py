@@ -14,15 +14,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from headwise.attention.bias import as_function
 from headwise.attention.masks import Mask, Predicate, describe
 from headwise.attention.statistics import Statistics, measure
 from headwise.observation.assemble import assemble, plain
+from headwise.observation.biases import of_heads, tiles
 from headwise.observation.call import Call
 from headwise.observation.passes import Stack, Stacks
 from headwise.observation.pieces import Piece, cross_pieces, self_pieces
 from headwise.observation.record import LayerAccumulator, Place
-from headwise.observation.survey import AttentionModule
+from headwise.observation.sites import AttentionModule
 from headwise.observation.tokens import Layout
 
 __all__ = ["ACTIVE", "Options", "Recorder"]
@@ -73,6 +73,13 @@ class Recorder:
         given = any(inputs.get(name) is not None for name in _CROSS_INPUTS)
         self._running[id(module)] = [run, 0, given or info.named_cross]
 
+    def knows(self, module: nn.Module) -> bool:
+        """Whether an attention module is one of the observed model; of others it is said once."""
+        known = id(module) in self.modules
+        if not known:
+            self.note(f"{type(module).__name__} was run outside the observed model")
+        return known
+
     def is_cross(self, module: nn.Module) -> bool:
         """Whether the call that is coming is cross-attention."""
         running = self._running.get(id(module))
@@ -80,10 +87,9 @@ class Recorder:
 
     def attention(self, call: Call) -> Tensor:
         """Measure one call and return its output, ``batch query head d_value``."""
-        info = self.modules.get(id(call.module))
-        if info is None:
-            self.note(f"{type(call.module).__name__} was run outside the observed model")
+        if not self.knows(call.module):
             return plain(call)
+        info = self.modules[id(call.module)]
         self.called.add(info.path)
         run, ordinal, cross = self._running.get(id(call.module), [0, 0, info.named_cross])
         if id(call.module) in self._running:
@@ -149,21 +155,17 @@ class Recorder:
             group = q.shape[1] // k.shape[1]
             here = heads.to(q.device)
             q, k = q[:, here], k[:, here // group]
-            bias = bias[:, here] if bias is not None and bias.shape[1] > 1 else bias
+            bias = None if bias is None else of_heads(bias, heads)
             sinks = None if sinks is None else sinks[here]
         mask, offset = call.part_mask(piece), piece.offset
         layer.pooled.fit(max(piece.position + piece.queries, piece.key_position + piece.length))
         pool = layer.pooled.width
         k, v, mask, ahead = _aligned(piece.key_position % pool, k, v, mask)
-        if bias is not None:
-            if ahead and bias.shape[3] > 1:
-                bias = torch.nn.functional.pad(bias, (ahead, 0))
-            shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-            function = as_function(bias.detach(), *shape)
+        shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         sink_keys = max(0, self.options.sink_keys - piece.key_position)
         found = measure(
             q, k, v, mask=mask, scale=call.scale, softcap=call.softcap,
-            bias=None if bias is None else function,
+            bias=None if bias is None else tiles(bias, ahead, shape),
             sinks=None if sinks is None else sinks.detach(), offset=offset + ahead,
             rows=self.options.rows, sink_keys=sink_keys + (ahead if sink_keys else 0), pool=pool,
             relative=piece.relative, workers=self.options.workers,

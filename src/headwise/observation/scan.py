@@ -49,7 +49,12 @@ class Scan:
 
     @classmethod
     def _of(
-        cls, model: nn.Module, recorder: Recorder, residual: StreamRecorder | None, tokenizer: Any
+        cls,
+        model: nn.Module,
+        about: dict[str, Any],
+        recorder: Recorder,
+        residual: StreamRecorder | None,
+        tokenizer: Any,
     ) -> Scan:
         """The scan that a recorder is filling."""
         scan = cls()
@@ -57,7 +62,7 @@ class Scan:
         scan._streams, scan._notes = recorder.stacks.streams, recorder.notes
         scan._blocks = {} if residual is None else residual.sums
         scan._tokenizer = tokenizer
-        scan._facts = _facts(model, recorder.options.sink_keys)
+        scan._facts = _facts(model, about, recorder.options.sink_keys)
         return scan
 
     @property
@@ -216,19 +221,14 @@ class Scan:
         }
 
 
-def _facts(model: nn.Module, sink_keys: int) -> dict[str, Any]:
-    """What is known before anything ran."""
-    import transformers
-
+def _facts(model: nn.Module, about: dict[str, Any], sink_keys: int) -> dict[str, Any]:
+    """What is known before anything ran; ``about`` is what the survey says of the model."""
     from headwise import __version__
 
-    config: Any = model.config
     parameter = next(model.parameters(), torch.empty(0))
-    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
     double = parameter.dtype == torch.float64
     return {
-        "model": getattr(config, "_name_or_path", "") or type(model).__name__,
-        "architecture": getattr(config, "model_type", type(model).__name__),
+        **about,
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "computed_dtype": "float64" if double else "float32",
         "sink_keys": sink_keys,
@@ -238,13 +238,12 @@ def _facts(model: nn.Module, sink_keys: int) -> dict[str, Any]:
         "versions": {
             "headwise": __version__,
             "torch": str(torch.__version__),
-            "transformers": transformers.__version__,
+            **about["versions"],
             "python": platform.python_version(),
         },
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(Path(arg).name if i == 0 else arg for i, arg in enumerate(sys.argv)),
         "device": str(parameter.device),
-        "context": getattr(text_config, "max_position_embeddings", None),
         "interrupted": False,
     }
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,37 +22,14 @@ from torch import Tensor, nn
 from headwise.errors import MeasurementError
 from headwise.observation.inference import ordinary_tensors
 from headwise.observation.recorder import Recorder
-from headwise.observation.survey import Survey
 from headwise.observation.tokens import Layout
+from headwise.observation.writes import Block
 from headwise.results.records import BlockRecord
 
-__all__ = ["Block", "BlockSums", "StreamRecorder", "find_blocks"]
+__all__ = ["BlockSums", "StreamRecorder"]
 
 _SAMPLED: Final = 8
-_MLP: Final = re.compile(
-    r"mlp|ffn|feed_?forward|moe|mixture|experts?_?layer|dense_?relu|fc2|^output$|^ff$|expert",
-    re.IGNORECASE,
-)
 _KINDS: Final = ("in", "out", "attention", "mlp")
-
-
-@dataclass(frozen=True)
-class Block:
-    """One transformer block: its place, and the modules inside that may write to the stream."""
-
-    path: str
-    stack: str
-    number: int
-    attention: tuple[tuple[str, ...], ...]  # for each attention module: itself, then what holds it
-    mlp: tuple[str, ...]
-    norms: tuple[str, ...]
-    factor: float = 1.0  # by which writes are multiplied
-
-    @property
-    def kind(self) -> tuple[str, frozenset[str]]:
-        """The same for blocks of one list that are built alike."""
-        inside = (*itertools.chain(*self.attention), *self.mlp, *self.norms)
-        return self.path.rpartition(".")[0], frozenset(p.removeprefix(self.path) for p in inside)
 
 
 class BlockSums:
@@ -121,10 +97,10 @@ class _Visit:
 class StreamRecorder:
     """Hooks on every block of every stack."""
 
-    def __init__(self, model: nn.Module, found: Survey, recorder: Recorder) -> None:
+    def __init__(self, model: nn.Module, blocks: Sequence[Block], recorder: Recorder) -> None:
         self.recorder = recorder
         self.modules = dict(model.named_modules())
-        self.blocks = find_blocks(self.modules, found)
+        self.blocks = blocks
         self.sums: dict[tuple[str, int], BlockSums] = {}
         # For blocks of one kind in one list: which outputs are the writes, by path in the block.
         self._choice: dict[tuple[str, frozenset[str]], tuple[tuple[str, ...], str | None]] = {}
@@ -251,53 +227,6 @@ class StreamRecorder:
         first = tuple(c[0] for c in attention)
         named = [p for p in block.mlp if p in visit.samples]
         return first, named[0] if named else None, False
-
-
-def find_blocks(modules: dict[str, nn.Module], found: Survey) -> list[Block]:
-    """The blocks: elements of the outermost module lists of each stack that hold attention."""
-    lists: dict[str, str] = {}
-    for info in found.modules.values():
-        prefix = f"{info.stack}." if info.stack else ""
-        parts = info.path.removeprefix(prefix).split(".")
-        for end in range(1, len(parts)):
-            above = prefix + ".".join(parts[:end])
-            if isinstance(modules[above], nn.ModuleList):
-                lists.setdefault(above, info.stack)
-                break
-    blocks = []
-    for place, stack in lists.items():
-        for index in range(len(modules[place])):  # type: ignore[arg-type]
-            blocks.append(_block(modules, f"{place}.{index}", stack, index, found))
-    return blocks
-
-
-def _block(
-    modules: dict[str, nn.Module], path: str, stack: str, number: int, found: Survey
-) -> Block:
-    inside = {p: m for p, m in modules.items() if p.startswith(f"{path}.")}
-    attention = []
-    for info in found.modules.values():
-        if info.path.startswith(f"{path}."):
-            parts = info.path.removeprefix(f"{path}.").split(".")
-            holders = [f"{path}." + ".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
-            attention.append((info.path, *holders))
-    mine = {p for chain in attention for p in chain}
-    mlp: list[str] = []
-    for p, m in inside.items():
-        depth = p.removeprefix(f"{path}.").count(".")
-        name = p.rpartition(".")[2]
-        in_attention = any(p.startswith(f"{a[0]}.") for a in attention)
-        if p in mine or depth > 2 or in_attention or any(p.startswith(f"{q}.") for q in mlp[-1:]):
-            continue
-        if _MLP.search(name) or _MLP.search(type(m).__name__):
-            mlp.append(p)
-    norms = [
-        p
-        for p, m in inside.items()
-        if "norm" in type(m).__name__.lower() and "." not in p.removeprefix(f"{path}.")
-    ]
-    factor = getattr(modules[path], "residual_multiplier", 1.0)
-    return Block(path, stack, number, tuple(attention), tuple(mlp), tuple(norms), float(factor))
 
 
 def _adds_up(entering: Tensor, writes: list[Tensor], leaving: Tensor, factor: float) -> bool:

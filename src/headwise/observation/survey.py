@@ -1,150 +1,81 @@
-"""Which modules of a model route their attention through transformers' attention interface.
+"""What can be measured in a model: its attention modules, stacks and blocks, and the way in.
 
-A class routes when one of its methods looks up ``ALL_ATTENTION_FUNCTIONS``. Models whose attention
-is their own code are refused by name: given a foreign mask they compute wrong outputs (bloom, mpt),
-or they ignore the interface, and a run that measured nothing would look like a result.
+Two kinds of model are known. Those of transformers send their attention through its interface
+(``routed``); Headwise's own call a watcher (``own``). Each is surveyed by its own file; everything
+that reads a ``Survey`` is the same for both.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
-from types import CodeType
-from typing import Any, Final
+from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
 
 from headwise.errors import ModelError
+from headwise.models.attention import MultiHeadAttention
+from headwise.observation.recorder import Recorder
+from headwise.observation.sites import AttentionModule
+from headwise.observation.writes import Block
 
-__all__ = ["AttentionModule", "Survey", "routes", "survey"]
-
-_REGISTRY: Final = "ALL_ATTENTION_FUNCTIONS"
-_CROSS: Final = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class AttentionModule:
-    """One attention module: where it is, which stack runs it, and its number there."""
-
-    path: str
-    stack: str  # path of the nearest PreTrainedModel above it
-    number: int
-    named_cross: bool  # its name or a flag says that it is cross-attention
+__all__ = ["Survey", "nearest", "numbered", "survey"]
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What can be measured in a model."""
+    """What can be measured in a model, and how its calls are brought to a recorder."""
 
     modules: dict[int, AttentionModule]  # id of the module -> what it is
-    stacks: dict[str, PreTrainedModel]
-    models: dict[str, PreTrainedModel]
-    configs: list[Any]  # every config whose attention implementation has to be set
-    notes: tuple[str, ...]
+    stacks: dict[str, nn.Module]  # what runs the modules, by path
+    models: dict[str, nn.Module]  # the stacks, and the models around them
+    blocks: tuple[Block, ...]
+    heads: int  # the most that a module has; 0 where that is not known
+    attach: Callable[[Recorder, ExitStack], None]
+    about: dict[str, Any]  # model, architecture, context, versions
+    notes: tuple[str, ...] = ()
 
 
 def survey(model: nn.Module) -> Survey:
-    """Find every attention module that routes; refuse models that cannot be measured."""
+    """Find every attention module that can be measured; refuse models that cannot be."""
     name = type(model).__name__
-    if not isinstance(model, PreTrainedModel):
-        hint = "pass the model inside it" if isinstance(model, nn.Module) else None
-        if hasattr(model, "_orig_mod"):
-            raise ModelError(
-                f"{name} is a compiled model", allowed="the model before torch.compile",
-                to_do="pass model._orig_mod",
-            )  # fmt: skip
+    if hasattr(model, "_orig_mod"):
         raise ModelError(
-            f"{name} is not a transformers model", allowed="a PreTrainedModel", to_do=hint
-        )
+            f"{name} is a compiled model", allowed="the model before torch.compile",
+            to_do="pass model._orig_mod",
+        )  # fmt: skip
     if getattr(model, "_compiled_call_impl", None) is not None:
         raise ModelError(f"{name} is compiled", allowed="the model before model.compile()")
-    if not type(model)._can_set_attn_implementation():
-        raise ModelError(
-            f"{name} ({model.config.model_type}) computes attention in its own code and does not "
-            "route through transformers' attention interface; a measurement would see nothing, or "
-            "corrupt the outputs",
-            to_do="measure a model that routes: llama, qwen, gemma, mistral, gpt2, bert, t5, …",
-        )
-    models = {p: m for p, m in model.named_modules() if isinstance(m, PreTrainedModel)}
-    deaf = {p: m for p, m in models.items() if not type(m)._can_set_attn_implementation()}
-    notes = [
-        f"{path} ({type(m).__name__}) computes attention in its own code and was not measured"
-        for path, m in deaf.items()
-        if not any(path != p and path.startswith(f"{p}.") for p in deaf)
-    ]
-    found = {
-        path: m
-        for path, m in model.named_modules()
-        if _routes(m) and not any(path == p or path.startswith(f"{p}.") for p in deaf)
-    }
-    if not found:
-        raise ModelError(
-            f"{name} ({model.config.model_type}) has no attention module that routes through "
-            "transformers' attention interface",
-            allowed="a model with softmax attention",
-        )
-    owner = {path: _owner(path, models) for path in found}
-    configs = _configs(model, deaf)
-    numbers = _numbers(list(found))
-    modules = {
-        id(m): AttentionModule(path, owner[path], numbers[path], _cross(path, m))
-        for path, m in found.items()
-    }
-    stacks = {path: models[path] for path in dict.fromkeys(owner.values())}
-    return Survey(modules, stacks, models, configs, tuple(notes))
+    if isinstance(model, nn.Module) and any(
+        isinstance(part, MultiHeadAttention) for part in model.modules()
+    ):
+        from headwise.observation.own import survey_own
+
+        return survey_own(model)
+    from headwise.observation.routed import survey_routed
+
+    return survey_routed(model)
 
 
-def _routes(module: nn.Module) -> bool:
-    kind: Any = type(module)
-    return routes(kind)
-
-
-@cache
-def routes(kind: Any) -> bool:
-    """Whether a class looks up the attention interface in a method of its own or inherited.
+def nearest(path: str, above: Iterable[str]) -> str:
+    """The nearest of some paths at or above a path; "" when there is none.
 
     Example:
-        >>> from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
-        >>> routes(LlamaAttention), routes(LlamaMLP)
-        (True, False)
+        >>> nearest("decoder.blocks.0.attention", ["", "decoder"])
+        'decoder'
     """
-    if issubclass(kind, PreTrainedModel):  # their common base checks the registry's names
-        return False
-    members = {name: x for base in reversed(kind.__mro__) for name, x in vars(base).items()}
-    for member in members.values():
-        function = inspect.unwrap(member) if inspect.isfunction(member) else member
-        code = getattr(function, "__code__", None)
-        if code is not None and _mentions(code):
-            return True
-    return False
-
-
-def _mentions(code: CodeType) -> bool:
-    inner = (c for c in code.co_consts if isinstance(c, CodeType))
-    return _REGISTRY in code.co_names or any(_mentions(c) for c in inner)
-
-
-def _owner(path: str, models: dict[str, PreTrainedModel]) -> str:
-    """The nearest PreTrainedModel at or above a path."""
+    known = set(above)
     parts = path.split(".")
     for end in range(len(parts), 0, -1):
-        above = ".".join(parts[:end])
-        if above in models:
-            return above
+        if ".".join(parts[:end]) in known:
+            return ".".join(parts[:end])
     return ""
 
 
-def _cross(path: str, module: nn.Module) -> bool:
-    if getattr(module, "is_cross_attention", False):
-        return True
-    return bool(_CROSS.search(type(module).__name__) or _CROSS.search(path.rpartition(".")[2]))
-
-
-def _numbers(paths: list[str]) -> dict[str, int]:
+def numbered(paths: list[str]) -> dict[str, int]:
     """Number each module within its stack: by the first index in its path, if that is unique among
     modules of the same kind of place; else in order."""
     groups: dict[str, list[str]] = defaultdict(list)
@@ -158,23 +89,3 @@ def _numbers(paths: list[str]) -> dict[str, int]:
         for order, (path, number) in enumerate(zip(group, index, strict=True)):
             numbers[path] = number if distinct and number is not None else order
     return numbers
-
-
-def _configs(model: PreTrainedModel, deaf: dict[str, PreTrainedModel]) -> list[Any]:
-    """Every config in the model, sub-configs included, save those of parts that do not route."""
-    kept = {id(m.config) for m in deaf.values()}
-    if id(model.config) in kept:
-        raise ModelError(
-            f"{type(model).__name__} shares its config with a part that computes attention in its "
-            "own code",
-            allowed="a model that routes through transformers' attention interface",
-        )
-    found: dict[int, Any] = {}
-    queue: list[Any] = [m.config for m in model.modules() if hasattr(m, "config")]
-    while queue:
-        config = queue.pop()
-        if id(config) in found or id(config) in kept or not hasattr(config, "sub_configs"):
-            continue
-        found[id(config)] = config
-        queue += [getattr(config, name) for name in config.sub_configs if hasattr(config, name)]
-    return list(found.values())
