@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from headwise.attention.masks import KeyPadding
 from headwise.errors import ModelError, NonFiniteError, OptionError, ShapeError, TextError
+from headwise.models.build import Model
 from headwise.models.cache import Cache
 from headwise.models.decoder import Decoder
-from headwise.models.encoder import Encoder
 from headwise.models.sampling import Choice
 from headwise.models.seq2seq import EncoderDecoder
 
-__all__ = ["Choose", "Generated", "generate", "stream"]
+__all__ = ["Choose", "Generated", "generate", "room", "stream"]
 
 Choose = Callable[[Tensor, Tensor], Tensor]
 GREEDY: Final = Choice()
@@ -47,7 +47,7 @@ class Generated:
 
 
 def generate(
-    model: Decoder | Encoder | EncoderDecoder,
+    model: Model,
     ids: Tensor,
     *,
     tokens: int,
@@ -78,7 +78,7 @@ def generate(
 
 
 def stream(
-    model: Decoder | Encoder | EncoderDecoder,
+    model: Model,
     ids: Tensor,
     *,
     tokens: int,
@@ -100,7 +100,7 @@ def stream(
         choose: from logits ``batch vocab`` and the tokens seen in each row, to ids ``batch``.
         stop: ids that end a row.
         mask: boolean ``batch position``, False where a row is padded; None: no padding.
-        start: the id that an encoder–decoder's answer starts from.
+        start: the id that an encoder–decoder's answer starts from; None: its own, if it has one.
         pad: the id that fills a row behind its stop token.
 
     Raises:
@@ -122,6 +122,7 @@ def stream(
         raise OptionError(f"{tokens} new tokens", allowed="1 or more")
     prepare: Callable[[], _Reader]
     if isinstance(model, EncoderDecoder):
+        start = model.architecture.start_token if start is None else start
         if start is None:
             raise OptionError(
                 "an encoder–decoder without a start",
@@ -144,6 +145,20 @@ def stream(
             allowed="a decoder or an encoder–decoder",
         )
     return _columns(model, prepare, ids, mask, tokens, choose, frozenset(stop), pad)
+
+
+def room(model: Model, prompt: int) -> int | None:
+    """How many new tokens the context leaves behind a prompt; None: any number.
+
+    Example:
+        >>> from headwise.models import build, preset
+        >>> room(build(preset("tiny")), 60)
+        4
+    """
+    if model.allow_long and model.architecture.embedding.positions != "learned":
+        return None
+    read = 1 if isinstance(model, EncoderDecoder) else prompt
+    return model.architecture.context - read
 
 
 def _columns(
@@ -303,11 +318,9 @@ def _trimmed(ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     return ids, None if bool(mask.all()) else mask
 
 
-def _check_length(model: Decoder | EncoderDecoder, prompt: int, tokens: int) -> None:
-    context = model.architecture.context
-    endless = model.allow_long and model.architecture.embedding.positions != "learned"
-    if prompt + tokens > context and not endless:
-        left = context - prompt
+def _check_length(model: Model, prompt: int, tokens: int) -> None:
+    left, context = room(model, prompt), model.architecture.context
+    if left is not None and tokens > left:
         raise OptionError(
             f"a prompt of {prompt} and {tokens} new tokens for a context of {context}",
             allowed=f"{left} new tokens" if left > 0 else f"a prompt of {context - 1} or fewer",
