@@ -33,6 +33,7 @@ COMMAND_LINES: Final = {
     "report": f"headwise report {MODEL} --text book.txt --tokens 512 --save book.nc",
     "scan": f"headwise scan {MODEL} --tokens 512 --rows 64 --out rows.nc",
     "show": "headwise show book.nc --out book.html --json book.json",
+    "train": "headwise train book.txt --out run --tokenizer bytes --context 64 --steps 20",
 }
 
 CLI_HEAD = f"""# The command line

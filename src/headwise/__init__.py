@@ -27,6 +27,7 @@ _WHERE = {
     "report": "headwise.report.page:write_report",
     "save": "headwise.models.checkpoints.own:save",
     "scan": "headwise.observation.run:scan",
+    "train": "headwise.training.loop:train",
 }
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "report",
     "save",
     "scan",
+    "train",
 ]
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from headwise.report.findings import findings
     from headwise.report.page import write_report as report
     from headwise.results.io import load as load_scan
+    from headwise.training.loop import train
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,1 @@
+"""Training a decoder on text: tokenizer, data, schedule, loop, checkpoints, logs."""
