@@ -404,7 +404,7 @@ SMALL = Problem(
 
 
 def test_checks_notice_a_missing_rescale(ragged: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(self, logits, values, finite=None):  # type: ignore[no-untyped-def]
+    def forgetful(self, logits, values, finite=None, flush=False):  # type: ignore[no-untyped-def]
         top = torch.maximum(self.top, logits.amax(-1, keepdim=True))
         origin = top.masked_fill(top == -math.inf, 0.0)
         e = torch.exp2(logits - origin)

@@ -23,7 +23,7 @@ from torch import Tensor
 from headwise.attention.bias import add_to_gradient, four_axes
 from headwise.attention.heads import group_size
 from headwise.attention.problem import Problem, all_finite, product, stacked
-from headwise.attention.state import LOG2E
+from headwise.attention.state import LOG2E, negligible, weights_
 from headwise.attention.tiles import Tile, hide, strips, tiles
 
 __all__ = ["backward"]
@@ -135,12 +135,15 @@ def _strip(
     """Add what one strip of query rows contributes to every gradient."""
     b, h = strip.batch, strip.kv_head
     dq = torch.zeros_like(strip.q)
+    skip = problem.flush and all_finite(strip.d_output) and all_finite(strip.delta)
     for tile in plan:
         key = slice(tile.start, tile.stop)
         e, capped = problem.logits(
             strip.q, inputs.k[b, h, key], b, strip.heads, strip.rows, tile, scratch[0]
         )
-        e.sub_(strip.origin).exp2_()
+        if skip and negligible(e.amax(-1, keepdim=True) - strip.origin):
+            continue
+        weights_(e, strip.origin, problem.flush)
         if grads.v is not None:
             grads.v[b, h, key].addmm_(e.T, strip.d_output)
         ds = product(strip.d_output, inputs.v_clean[b, h, key].T, scratch[1])

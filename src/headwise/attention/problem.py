@@ -55,6 +55,11 @@ class Problem:
         """What queries are multiplied by before the product with the keys."""
         return self.scale / self.softcap if self.softcap else self.scale * LOG2E
 
+    @property
+    def flush(self) -> bool:
+        """Whether negligible weights are made 0: a bias makes many of them (``State``)."""
+        return self.bias is not None
+
     def scratch(self, like: Tensor, group: int, queries: int, keys: int) -> Tensor:
         """Memory for one tile: written again and again, it stays in the processor's cache."""
         rows = group * min(self.strip_rows(group), queries)

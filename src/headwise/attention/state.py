@@ -11,6 +11,11 @@ result is the same.
 
 Milakov and Gimelshein 2018 (arXiv:1805.02867), section 3.1; Dao et al. 2022 (arXiv:2205.14135),
 section 3.1.
+
+With ``flush``, weights below 2^-100 of their row's maximum (float64: 2^-996) are taken as 0. They
+are far below the rounding of Z and W; what they cost is time, because processors compute with
+numbers near the smallest one many times slower, and a bias that grows with distance makes whole
+tiles of such numbers.
 """
 
 from __future__ import annotations
@@ -20,9 +25,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["LN2", "LOG2E", "State"]
+__all__ = ["LN2", "LOG2E", "State", "negligible", "weights_"]
 
 LOG2E: Final = math.log2(math.e)
 LN2: Final = math.log(2.0)
@@ -68,16 +74,21 @@ class State:
         """A key without a value: a learned logit (``query 1``) that only enters the denominator."""
         return cls(logits, torch.ones_like(logits), logits.new_zeros(len(logits), d_value))
 
-    def absorb(self, logits: Tensor, values: Tensor, finite: Tensor | None = None) -> State:
+    def absorb(
+        self, logits: Tensor, values: Tensor, finite: Tensor | None = None, flush: bool = False
+    ) -> State:
         """The state after a tile of keys: logits ``query key``, values ``key d_value``.
 
         ``logits`` is overwritten by the unnormalised weights 2^(s − M). ``finite`` (boolean, like
         ``values``) is given when some values are not finite: these reach only the queries that put
-        weight on them.
+        weight on them. ``flush`` takes negligible weights as 0.
         """
-        top = torch.maximum(self.top, logits.amax(-1, keepdim=True))
+        here = logits.amax(-1, keepdim=True)
+        top = torch.maximum(self.top, here)
         origin = _origin(top)
-        e = logits.sub_(origin).exp2_()
+        if flush and negligible(here - origin):
+            return self
+        e = weights_(logits, origin, flush)
         shrink = torch.exp2(self.top - origin)
         total = torch.addcmul(e.sum(-1, keepdim=True), self.total, shrink)
         if finite is None:
@@ -106,3 +117,21 @@ def _origin(top: Tensor) -> Tensor:
     Without it, a row of hidden logits would compute -inf − (-inf) = NaN.
     """
     return top.masked_fill(top == -math.inf, 0.0)
+
+
+def negligible(logits: Tensor) -> bool:
+    """Whether every weight 2^logits is negligible; False when a logit is NaN."""
+    return bool(logits.amax() <= _floor(logits.dtype))
+
+
+def weights_(logits: Tensor, origin: Tensor, flush: bool) -> Tensor:
+    """2^(logits − origin), in place; with ``flush``, negligible weights are 0."""
+    logits.sub_(origin)
+    if flush:
+        F.threshold_(logits, _floor(logits.dtype), -math.inf)
+    return logits.exp2_()
+
+
+def _floor(dtype: torch.dtype) -> float:
+    """log2 of the smallest weight that counts: 2^-26 of it is still a normal number."""
+    return math.log2(torch.finfo(dtype).tiny) + 26

@@ -192,7 +192,7 @@ def forward(
                     key = slice(tile.start, tile.stop)
                     s, _ = problem.logits(queries_2, k[b, h, key], b, part, rows, tile, scratch)
                     ok = None if finite is None else finite[b, h, key]
-                    state = state.absorb(s, v[b, h, key], ok)
+                    state = state.absorb(s, v[b, h, key], ok, problem.flush)
                 rows_output, rows_lse = state.finish()
                 output[where] = rows_output.view(group, len(rows), d_value)
                 for whole, x in ((lse, rows_lse), (top, state.top), (total, state.total)):
