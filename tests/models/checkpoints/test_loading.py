@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import headwise as hw
-from headwise.errors import ModelError
+from headwise.errors import ModelError, OptionError
 from headwise.models import Decoder
 from headwise.models.checkpoints import load
 from tests.parity.loaded_checks import saved
@@ -221,6 +221,7 @@ def test_an_unknown_architecture_lists_the_known(change: Callable[..., Path]) ->
         ("qwen2", {"layer_types": ["sliding_attention"] * 3}, "sliding_attention layers and no wi"),
         ("qwen3", {"max_window_layers": "2"}, "max_window_layers = '2'; allowed: a whole number"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True; al"),
+        ("gemma2", {"sliding_window_size": 11}, "sliding_window_size = 11; allowed: 7"),
         ("gemma2", {"sliding_window": None}, "sliding_attention layers and no window"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention = True; allowed: False"),
         ("gpt2", {"embd_pdrop": 0.2}, "resid_pdrop = 0.1 and embd_pdrop = 0.2; allowed: one share"),
@@ -245,6 +246,7 @@ def test_settings_that_say_nothing(change: Callable[..., Path]) -> None:
         "transformers.js_config": {"a": 1},
         "pretraining_tp": 1,
         "pruned_heads": {},
+        "hidden_dropout_prob": 0,
     }
     assert torch.equal(load(change("llama", **quiet)).model(ids), plain)
 
@@ -267,6 +269,21 @@ def test_types(change: Callable[..., Path]) -> None:
     whole = "model.norm.weight"
     folder = change("llama", lambda tensors: tensors.update({whole: torch.ones(60).char()}))
     assert "decoder.norm.weight (torch.int8 for torch.float32)" in refused(folder)
+
+
+def test_dtypes_and_devices_by_name(change: Callable[..., Path]) -> None:
+    folder = change("llama")
+    model = load(folder, dtype="bfloat16", device="cpu").model
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    for wrong, message in (
+        ({"dtype": "bf16"}, "'bf16'; allowed: float32, bfloat16, float16, float64"),
+        ({"device": "moon"}, "'moon', which cannot be used here"),
+        ({"device": "meta"}, "it holds no numbers"),
+        ({"device": "auto"}, "device is 'auto', which spreads a model over several devices"),
+    ):
+        with pytest.raises(OptionError) as caught:
+            load(folder, **wrong)
+        assert message in str(caught.value)
 
 
 def test_a_tokenizer_comes_along(change: Callable[..., Path]) -> None:

@@ -15,6 +15,7 @@ import headwise as hw
 from headwise.errors import FileError, ModelError
 from headwise.models import Architecture, Rotary, Stack, Unembedding, build, preset
 from headwise.models.checkpoints import load, save
+from headwise.models.low_rank import add_low_rank, remove_low_rank
 from headwise.positions import LongRope
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -126,6 +127,16 @@ def test_nothing_else_is_lost(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"the folder holds config\.json, which would be lost"):
         save(build(preset("tiny")), tmp_path / "m")
     assert os.listdir(tmp_path / "m") == ["config.json"]
+
+
+def test_a_model_with_adapters_is_not_written(tmp_path: Path) -> None:
+    model = build(preset("tiny"))
+    add_low_rank(model, rank=2, alpha=4.0, targets=["query"])
+    with pytest.raises(ModelError, match=r"not those of its architecture: .*query.* take adapters"):
+        save(model, tmp_path / "m")
+    assert os.listdir(tmp_path) == []
+    remove_low_rank(model)
+    assert load(save(model, tmp_path / "m")).model.architecture == model.architecture
 
 
 def test_the_public_names() -> None:

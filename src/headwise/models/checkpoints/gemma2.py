@@ -33,6 +33,8 @@ def _architecture(settings: Settings, names: Names) -> Architecture:
     for key in ("is_encoder_decoder", "add_cross_attention", "use_bidirectional_attention"):
         settings.only(key, False)
     settings.silent("is_decoder", "hidden_act")  # hidden_activation is the one that is used
+    window = settings.whole_or_none("sliding_window", 4096)
+    settings.only("sliding_window_size", window)  # the first files repeat it
     d_head = settings.whole("head_dim", 256)
     bias = settings.flag("attention_bias", False)
     alternating = [FULL if i % 2 else SLIDING for i in range(layers)]
@@ -49,7 +51,7 @@ def _architecture(settings: Settings, names: Names) -> Architecture:
         qkv_bias=bias,
         output_bias=bias,
         rotary=rotary(settings, d_head, context=context),
-        windows=windows_of(settings, alternating, settings.whole_or_none("sliding_window", 4096)),
+        windows=windows_of(settings, alternating, window),
         softcap=settings.number_or_none("attn_logit_softcapping", 50.0),
         scales=(settings.number("query_pre_attn_scalar", 256.0) ** -0.5,),
         attention_dropout=settings.number("attention_dropout", 0.0),

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 
-from headwise.errors import ModelError
+from headwise.errors import ModelError, OptionError
 from headwise.models.build import Model
 from headwise.models.checkpoints.bert import BERT
 from headwise.models.checkpoints.checks import is_gguf, read_config
@@ -31,6 +31,7 @@ from headwise.models.checkpoints.marian import MARIAN
 from headwise.models.checkpoints.own import ARCHITECTURE, read_own
 from headwise.models.checkpoints.settings import Settings
 from headwise.models.checkpoints.t5 import T5
+from headwise.models.placement import chosen_device, chosen_dtype
 
 __all__ = ["FAMILIES", "Checkpoint", "load"]
 
@@ -50,7 +51,7 @@ class Checkpoint:
 def load(
     path: str | Path,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
 ) -> Checkpoint:
     """A model as this library's own modules, from a folder or a file.
@@ -61,12 +62,13 @@ def load(
     Args:
         path: a Hugging Face folder (config.json and safetensors), a Headwise folder
             (architecture.json) or a ``.gguf`` file. Names on a hub are not fetched.
-        dtype: of all parameters; None: as stored (where a foreign checkpoint mixes types, the
-            widest of them; quantised GGUF weights become float32).
-        device: None: the CPU.
+        dtype: of all parameters, such as "bfloat16"; None: as stored (where a foreign checkpoint
+            mixes types, the widest of them; quantised GGUF weights become float32).
+        device: such as "cuda:0"; None: the CPU.
 
     Raises:
         ModelError: what was found, and what is allowed.
+        OptionError: a dtype or a device that cannot be used here.
 
     Example:
         >>> load("/no/such/model")
@@ -74,24 +76,33 @@ def load(
             ...
         headwise.errors.ModelError: there is no file or folder /no/such/model
     """
-    here = Path(path).expanduser()
+    here, wanted, place = Path(path).expanduser(), chosen_dtype(dtype), _one_device(device)
     if not here.exists():
         raise _not_there(str(path))
     if here.is_file():
-        return _from_gguf(here, dtype, device)
+        return _from_gguf(here, wanted, place)
     if (here / ARCHITECTURE).is_file():
-        return Checkpoint(read_own(here, dtype=dtype, device=device), _tokenizer(here), here)
+        return Checkpoint(read_own(here, dtype=wanted, device=place), _tokenizer(here), here)
     config = read_config(here)
     family = _family(config.get("model_type"), here)
     stored = TensorFiles.open(here)
     settings = Settings(config, str(here / "config.json"))
-    model = assemble(family, settings, stored, dtype=dtype, device=device, source=str(here))
+    model = assemble(family, settings, stored, dtype=wanted, device=place, source=str(here))
     return Checkpoint(model, _tokenizer(here), here)
 
 
-def _from_gguf(
-    file: Path, dtype: torch.dtype | None, device: torch.device | str | None
-) -> Checkpoint:
+def _one_device(device: torch.device | str | None) -> str:
+    place = "cpu" if device is None else chosen_device(device)
+    if place == "auto":
+        raise OptionError(
+            "device is 'auto', which spreads a model over several devices",
+            allowed="one device, such as cpu or cuda:0",
+            to_do="hw.load_model spreads transformers' modules",
+        )
+    return place
+
+
+def _from_gguf(file: Path, dtype: torch.dtype | None, device: str) -> Checkpoint:
     if not is_gguf(file):
         raise _not_a_model(file)
     stored = GgufFile.open(file)

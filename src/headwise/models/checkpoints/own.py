@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from headwise.errors import ModelError
 from headwise.models.architecture import Architecture
 from headwise.models.build import Model, skeleton
+from headwise.models.checkpoints.checks import listed
 from headwise.models.checkpoints.files import TensorFiles, write_folder
 from headwise.models.checkpoints.filling import fill
 
@@ -32,6 +33,8 @@ def save(model: Model, path: str | Path, tokenizer: Tokenizer | None = None) -> 
 
     Raises:
         FileError: the folder cannot be written, or holds files that are not of this format.
+        ModelError: the parameters are not those of the model's architecture, such as those of
+            adapters: what was written could not be read again.
 
     Example:
         >>> import tempfile
@@ -40,10 +43,22 @@ def save(model: Model, path: str | Path, tokenizer: Tokenizer | None = None) -> 
         >>> sorted(file.name for file in folder.iterdir())
         ['architecture.json', 'model.safetensors']
     """
+    _check_parameters(model)
     documents = {ARCHITECTURE: model.architecture.model_dump_json(indent=2) + "\n"}
     if tokenizer is not None:
         documents["tokenizer.json"] = tokenizer.to_str(pretty=True)
     return write_folder(path, dict(model.named_parameters()), documents, replaces=FILES)
+
+
+def _check_parameters(model: Model) -> None:
+    wanted = {name: p.shape for name, p in skeleton(model.architecture).named_parameters()}
+    found = {name: p.shape for name, p in model.named_parameters()}
+    odd = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
+    if odd:
+        raise ModelError(
+            f"the model's parameters are not those of its architecture: {listed(odd)}",
+            to_do="take adapters away first (remove_low_rank, with keep_merged to keep the change)",
+        )
 
 
 def read_own(

@@ -1,8 +1,8 @@
 """A ``config.json`` read so that nothing in it is passed over.
 
 Every key is asked for by its family, or is known to say nothing about the mathematics, or holds
-nothing (null, false, empty). Whatever is left is refused by name: a setting that is not understood
-could change what the model computes.
+nothing (null, false, 0, empty). Whatever is left is refused by name: a setting that is not
+understood could change what the model computes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ T = TypeVar("T")
 # Where the file comes from, how text is generated, how a model is trained or run: no mathematics.
 _SILENT: Final = frozenset(
     """
+    _num_labels n_special num_labels output_past predict_special_tokens
     _attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled
     _name_or_path architectures attn_implementation bad_words_ids begin_suppress_tokens
     bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout
@@ -135,8 +136,7 @@ class Settings:
     def finish(self) -> None:
         """Refuse what nobody asked for, unless it says nothing."""
         for key, value in self._values.items():
-            nothing = value is None or value is False or value in ({}, [], "")
-            if not (nothing or key in self._read or key in _SILENT):
+            if value and key not in self._read and key not in _SILENT:
                 raise ModelError(
                     f"{self.source} has {key} = {value!r}, which is not known here and could change"
                     " what the model computes",
