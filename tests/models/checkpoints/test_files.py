@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,21 @@ def test_broken_files(tmp_path: Path) -> None:
     file.rename(folder / "pytorch_model.bin")
     assert "which can run code when it is opened; allowed: safetensors" in refused(folder)
     assert refused(tmp_path / "none") == f"there is no file or folder {tmp_path / 'none'}"
+
+
+def test_headers_and_indices_of_other_kinds(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", tensors(), {})
+    file = folder / "model.safetensors"
+    for header in ('{"a": {"data_offsets": ["x", "y"]}}', "[1]", "[" * 100_000):
+        file.write_bytes(struct.pack("<Q", len(header)) + header.encode())
+        assert refused(folder) == f"the header of {file} cannot be read; fetch the file again"
+    index = folder / INDEX
+    for content in ('{"weight_map": {"a": 1}}', '{"weight_map": []}', "[" * 100_000, "\x00"):
+        index.write_text(content)
+        assert refused(folder) == f"{index} does not hold a weight map; fetch the file again"
+    write_folder(tmp_path / "other", tensors(), {"config.json": "[" * 100_000})
+    with pytest.raises(ModelError, match=r"config\.json is nested too deeply$"):
+        TensorFiles.open(tmp_path / "other").config()
 
 
 def test_an_unknown_name_is_refused_with_what_is_there(tmp_path: Path) -> None:

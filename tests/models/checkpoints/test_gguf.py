@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from headwise.errors import ModelError
+from headwise.models.checkpoints.family import assemble
 from headwise.models.checkpoints.gguf import GgufFile, RopeScaling, halves
+from headwise.models.checkpoints.llama import LLAMA
+from headwise.models.checkpoints.settings import Settings
 from tests.models.checkpoints import gguf_files
 
 FAMILIES = tuple(gguf_files.ARCHITECTURES)
@@ -101,6 +104,63 @@ def test_transformers_loads_the_same(family: str, tmp_path: Path) -> None:
     same(GgufFile.open(tmp_path / "m.gguf"), load_model(tmp_path / "m.gguf", device="cpu").model)
 
 
+def logits_agree(file: GgufFile, model: Any) -> None:
+    """fp32 logits within 1e-5 of the largest, beyond the trained context of the scalings too."""
+    ours = assemble(LLAMA, Settings(file.config(), "m"), file)
+    ids = torch.randint(0, 263, (2, 89), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        got, want = ours(ids), model(ids).logits
+    assert float((got - want).abs().max()) <= 1e-5 * float(want.abs().max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_configuration_makes_the_same_model(family: str, tmp_path: Path) -> None:
+    model = gguf_files.build(family)
+    gguf_files.write(tmp_path / "m.gguf", family, model)
+    logits_agree(GgufFile.open(tmp_path / "m.gguf"), model)
+
+
+SCALINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "linear": ({"factor": 4.0}, {"factor": 4.0}),
+    "yarn": (
+        {"factor": 4.0, "original_max_position_embeddings": 31},
+        {"factor": 4.0, "original_context_length": 31},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_a_scaling_makes_the_same_model(kind: str, tmp_path: Path) -> None:
+    theirs, ours = SCALINGS[kind]
+    model = gguf_files.build("llama", rope_parameters=rope(kind, **theirs))
+    metadata = {f"rope.scaling.{key}": value for key, value in {"type": kind, **ours}.items()}
+    gguf_files.write(tmp_path / "m.gguf", "llama", model, metadata=metadata)
+    file = GgufFile.open(tmp_path / "m.gguf")
+    logits_agree(file, model)
+    with pytest.raises(AssertionError):
+        logits_agree(file, gguf_files.build("llama"))
+
+
+def test_factors_make_the_same_model(tmp_path: Path) -> None:
+    """Llama 3.1: its files hold what every frequency is divided by."""
+    options = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 31,
+    }
+    model = gguf_files.build("llama", rope_parameters=rope("llama3", **options))
+    plain = gguf_files.build("llama").model.rotary_emb.inv_freq
+    factors = (plain / model.model.rotary_emb.inv_freq).numpy()
+    assert len(set(factors.round(3).tolist())) > 2
+    gguf_files.write(tmp_path / "m.gguf", "llama", model, extra={"rope_freqs.weight": factors})
+    logits_agree(GgufFile.open(tmp_path / "m.gguf"), model)
+
+
+def rope(kind: str, **options: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": 7000.0, **options}
+
+
 def test_scalings(tmp_path: Path) -> None:
     model, path = gguf_files.build("llama"), tmp_path / "m.gguf"
     linear = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
@@ -153,6 +213,8 @@ def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
     )
     gguf_files.write(path, "llama", model, leave_out=("token_embd.weight",))
     assert refused(path) == f"{path} has no tensor token_embd.weight"
+    gguf_files.write(path, "llama", gguf_files.build("llama"), metadata={"attention.key_length": 0})
+    assert refused(path).endswith("key_length = 0; allowed: one whole number, 1 or more")
 
 
 def test_broken_files(tmp_path: Path) -> None:

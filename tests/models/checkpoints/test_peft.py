@@ -207,12 +207,31 @@ def test_what_is_no_lora_folder(folder: Path) -> None:
     edit(folder, peft_type="IA3")
     assert refused(folder).endswith("is an adapter of the type IA3; allowed: LORA")
     edit(folder, peft_type="LORA", r=None)
-    assert refused(folder).endswith("adapter_config.json does not say r")
+    assert "adapter_config.json has r = None, which cannot be used; save the ada" in refused(folder)
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     edit(folder, r=3)
     assert "its .bin can run code when it is opened" in refused(folder)
     (folder / "adapter_config.json").unlink()
     assert "has no adapter_config.json, so it is not a PEFT adapter folder" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"r": 0},
+        {"lora_alpha": "8"},
+        {"target_modules": 3},
+        {"target_modules": "("},
+        {"rank_pattern": ["q_proj"]},
+        {"alpha_pattern": {"(": 1}},
+        {"layers_to_transform": ["0"]},
+        {"layers_pattern": ["("]},
+    ],
+)
+def test_values_that_cannot_be_used(folder: Path, change: dict[str, Any]) -> None:
+    edit(folder, **change)
+    (key, value), *_ = change.items()
+    assert f"has {key} = {value!r}, which cannot be used" in refused(folder)
 
 
 def test_an_adapter_stored_in_bfloat16_is_taken_as_it_is(folder: Path) -> None:

@@ -65,6 +65,8 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from None
     except UnicodeDecodeError as error:
         raise ModelError(f"{path} is not UTF-8 (byte {error.start})") from None
+    except RecursionError:
+        raise ModelError(f"{path} is nested too deeply") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds {type(content).__name__} where a JSON object is expected")
     return content
@@ -99,9 +101,9 @@ def check_weights(folder: Path) -> tuple[Path, ...]:
 def _shards(index: Path) -> tuple[Path, ...]:
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError):
+        inside = [name for name in names if Path(name).name == name]
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise ModelError(f"{index} does not hold a weight map", to_do=_AGAIN) from None
-    inside = [name for name in names if Path(name).name == name]
     if inside != names:
         raise ModelError(f"{index} names files outside its folder")
     missing = [name for name in names if not (index.parent / name).is_file()]
@@ -152,9 +154,9 @@ def check_safetensors(path: Path) -> None:
             ends = [
                 info["data_offsets"][1] for name, info in header.items() if name != "__metadata__"
             ]
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+            declared = 8 + length + max(ends, default=0)
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             raise ModelError(f"the header of {path} cannot be read", to_do=_AGAIN) from None
-    declared = 8 + length + max(ends, default=0)
     if size != declared:
         state = "truncated" if size < declared else "too long"
         raise ModelError(

@@ -258,7 +258,7 @@ def _sizes(path: Path, header: GgufHeader, tensors: Mapping[str, object]) -> Ggu
     d_head = given.whole("attention.key_length", d_model // heads)
     if given.whole("attention.value_length", d_head) != d_head:
         raise given.refusal("attention.value_length", f"{d_head}, the width of keys")
-    window = given.whole("attention.sliding_window", 0) or None
+    window = given.whole("attention.sliding_window", 0, 0) or None
     if window is not None and header.family.startswith("qwen"):
         raise given.refusal("attention.sliding_window", "none in this family")
     table = header.tensors.get("token_embd.weight")
@@ -311,10 +311,10 @@ class _Metadata:
                     to_do="use the model's Hugging Face folder",
                 )
 
-    def whole(self, key: str, otherwise: int | None = None) -> int:
+    def whole(self, key: str, otherwise: int | None = None, least: int = 1) -> int:
         value = self.values.get(key, otherwise)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.refusal(key, "one whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.refusal(key, f"one whole number, {least} or more")
         return value
 
     def number(self, key: str, otherwise: float | None = None) -> float:
@@ -334,7 +334,7 @@ def _scaling(given: _Metadata) -> RopeScaling | None:
         return None
     if kind not in ("linear", "yarn"):
         raise given.refusal("rope.scaling.type", "none, linear, yarn")
-    trained = given.whole("rope.scaling.original_context_length", 0) or None
+    trained = given.whole("rope.scaling.original_context_length", 0, 0) or None
     return RopeScaling(
         kind=kind,
         factor=given.number("rope.scaling.factor"),

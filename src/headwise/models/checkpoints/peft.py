@@ -154,7 +154,6 @@ def _read_config(folder: Path) -> _Config:
     raw = read_json(path)
     if raw.get("peft_type") != "LORA":
         raise ModelError(f"{path} is an adapter of the type {raw.get('peft_type')}", allowed="LORA")
-    absent = [key for key in ("r", "lora_alpha", "target_modules") if raw.get(key) is None]
     reason = [why for key, why in _REFUSED.items() if raw.get(key)]
     if raw.get("bias", "none") != "none":
         reason.append("trained biases of the model")
@@ -168,9 +167,53 @@ def _read_config(folder: Path) -> _Config:
             allowed="W + s·B·A on projections",
             to_do="merge it with the peft library and load the merged model",
         )
-    if absent:
-        raise ModelError(f"{path} does not say {listed(absent)}")
+    wrong = [key for key, fits in _kinds(raw).items() if not fits]
+    if wrong:
+        found = f"{wrong[0]} = {raw[wrong[0]]!r}" if wrong[0] in raw else f"no {wrong[0]}"
+        raise ModelError(
+            f"{path} has {found}, which cannot be used", to_do="save the adapter again"
+        )
     return _Config(path, raw)
+
+
+def _kinds(raw: Mapping[str, Any]) -> dict[str, bool]:
+    """Whether each value that is read is of the kind that it has to be."""
+    layers, pattern = raw.get("layers_to_transform"), raw.get("layers_pattern")
+    numbers = layers if isinstance(layers, list) else [layers]
+    return {
+        "r": type(raw.get("r")) is int and raw["r"] > 0,
+        "lora_alpha": type(raw.get("lora_alpha")) in (int, float),
+        "lora_dropout": type(raw.get("lora_dropout", 0.0)) in (int, float),
+        "target_modules": _names_something(raw.get("target_modules"), whole=True),
+        "exclude_modules": not raw.get("exclude_modules")
+        or _names_something(raw["exclude_modules"], whole=True),
+        "layers_pattern": not pattern or _names_something(pattern),
+        "layers_to_transform": layers is None or all(type(n) is int for n in numbers),
+        **{key: _patterns(raw.get(key)) for key in ("rank_pattern", "alpha_pattern")},
+    }
+
+
+def _names_something(value: Any, *, whole: bool = False) -> bool:
+    """A regular expression, or a list of names (``whole``) or of expressions."""
+    if isinstance(value, str):
+        return _compiles(value)
+    names = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return names and (whole or all(_compiles(each) for each in value))
+
+
+def _patterns(value: Any) -> bool:
+    if value is None:
+        return True
+    numbers = isinstance(value, dict) and all(type(x) in (int, float) for x in value.values())
+    return numbers and all(_compiles(key) for key in value)
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True
 
 
 def _factors(
