@@ -40,6 +40,7 @@ from headwise.models.presets import (
 from headwise.models.sampling import (
     Choice,
     Draw,
+    Forbid,
     RepetitionPenalty,
     Temperature,
     TopK,
@@ -64,6 +65,7 @@ __all__ = [
     "Embedding",
     "Encoder",
     "EncoderDecoder",
+    "Forbid",
     "GatedMLP",
     "Generated",
     "LayerNorm",

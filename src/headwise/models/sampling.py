@@ -21,6 +21,7 @@ from headwise.errors import OptionError
 __all__ = [
     "Choice",
     "Draw",
+    "Forbid",
     "Pick",
     "RepetitionPenalty",
     "Rule",
@@ -137,6 +138,21 @@ class TopP:
         goes = rising.softmax(-1).cumsum(-1) <= 1 - self.p
         goes[:, -1] = False
         return logits.masked_fill(goes.scatter(-1, order, goes), -torch.inf)
+
+
+@dataclass(frozen=True)
+class Forbid:
+    """-inf for these ids, which are then never chosen.
+
+    Example:
+        >>> Forbid((0, 2))(torch.tensor([[1.0, 2.0, 3.0]]), torch.zeros(1, 3)).tolist()
+        [[-inf, 2.0, -inf]]
+    """
+
+    ids: tuple[int, ...]
+
+    def __call__(self, logits: Tensor, seen: Tensor) -> Tensor:
+        return logits.index_fill(-1, torch.tensor(self.ids, device=logits.device), -torch.inf)
 
 
 def greedy(logits: Tensor) -> Tensor:
