@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = ["LN2", "LOG2E", "State", "negligible", "weights_"]
@@ -128,7 +127,7 @@ def weights_(logits: Tensor, origin: Tensor, flush: bool) -> Tensor:
     """2^(logits − origin), in place; with ``flush``, negligible weights are 0."""
     logits.sub_(origin)
     if flush:
-        F.threshold_(logits, _floor(logits.dtype), -math.inf)
+        torch.threshold_(logits, _floor(logits.dtype), -math.inf)
     return logits.exp2_()
 
 
