@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from headwise.errors import OptionError
 from headwise.observation import gradients as module
+from headwise.observation.driver import Document
 from headwise.observation.gradients import check_loss, measure_gradients
 from headwise.observation.loading import LoadedModel, wrap_model
 from headwise.observation.projections import blocks, projection
-from headwise.observation.text import Document
 from headwise.results.records import PROJECTIONS
 from tests.observation import tiny_models
 from tests.observation.tiny_models import VOCABULARY
@@ -101,7 +101,7 @@ def test_the_logits_of_the_whole_text_are_never_held(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "_LOGITS", 5 * VOCABULARY)
     measure_gradients(model, documents(model, 43))
     assert max(sizes) == 5
-    assert sum(sizes) == 43 + 2  # and the probe of two tokens
+    assert sum(sizes) == 43 - 1 + 2  # and the probe of two tokens
 
 
 def test_activations_are_recomputed_not_kept() -> None:

@@ -5,13 +5,12 @@ Everything is decided from the configuration, before a weight is read.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from headwise.errors import ModelError
+from headwise.observation.driver import Kind
 
-__all__ = ["Kind", "check_routed", "model_class", "model_kind", "position_limit"]
-
-Kind = Literal["decoder", "encoder", "encoder-decoder"]
+__all__ = ["check_routed", "model_class", "model_kind", "position_limit"]
 
 # Heads that turn states into logits over the vocabulary; a class without one is loaded as its body.
 _HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "MTModel")

@@ -18,9 +18,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from headwise.errors import OptionError
-from headwise.observation.loading import LoadedModel, input_device
+from headwise.observation.calling import replaced_forward
+from headwise.observation.driver import Document, Driver
+from headwise.observation.loaded import LoadedModel
 from headwise.observation.projections import blocks, projection
-from headwise.observation.text import Document
 from headwise.results.records import GradientRecord
 
 __all__ = ["Gradients", "check_loss", "measure_gradients"]
@@ -64,7 +65,7 @@ class _Stream:
 
 def check_loss(loaded: LoadedModel) -> None:
     """Refuse gradients of a model that has no loss: one without a language-model head."""
-    if loaded.model.get_output_embeddings() is None:
+    if not loaded.driver.has_head:
         raise OptionError(
             f"--gradients needs a loss, and {loaded.name} ({type(loaded.model).__name__}) has no"
             " language-model head",
@@ -106,13 +107,13 @@ def measure_gradients(
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_fresh_gradients(loaded.model))
         stack.enter_context(_recomputed(loaded.model, stream))
-        body = _separable_body(loaded)
+        driver = loaded.driver
         for done, document in enumerate(documents):
             if progress is not None:
                 progress(done, len(documents), "gradients")
             if _predicted(loaded, document) == 0:
                 continue
-            loss += _backward(loaded, document, body, total)
+            loss += _backward(loaded, driver, document, total)
         records = _records(loaded.model)
     return Gradients(
         loss=loss if total else float("nan"),
@@ -136,51 +137,36 @@ def _hidden(loaded: LoadedModel, ids: Tensor) -> Tensor:
     return chosen & ~torch.isin(ids, special)
 
 
-def _backward(loaded: LoadedModel, document: Document, body: Any | None, total: int) -> float:
-    """Add one document's share of the gradient; its share of the loss is returned."""
-    model = loaded.model
-    device = input_device(model)
-    ids = document.ids[None].to(device)
-    if body is not None:
-        return _backward_in_runs(model, body, ids, total)
-    if loaded.kind == "encoder":
-        chosen = _hidden(loaded, document.ids).to(device)
-        masked = ids.masked_fill(chosen, loaded.tokenizer.mask_token_id)  # type: ignore[union-attr]
-        logits, wanted = model(input_ids=masked).logits[0, chosen], ids[0, chosen]
-    elif document.target is not None:
-        target = document.target[None].to(device)
-        output = model(input_ids=ids, decoder_input_ids=target, use_cache=False)
-        logits, wanted = output.logits[0, :-1], target[0, 1:]
-    else:
-        logits, wanted = model(input_ids=ids, use_cache=False).logits[0, :-1], ids[0, 1:]
-    loss = _cross_entropy(logits, wanted) / total
-    loss.backward()
-    return float(loss.detach())
+def _backward(loaded: LoadedModel, driver: Driver, document: Document, total: int) -> float:
+    """Add one document's share of the gradient; its share of the loss is returned.
 
-
-def _backward_in_runs(model: Any, body: Any, ids: Tensor, total: int) -> float:
-    """The same, with the logits of a run of tokens at a time.
-
-    The model's own code after its body (scaling, soft caps, the head) is kept: the body is made to
-    answer with a run of the states that it has computed before.
+    Logits are made for a run of positions at a time.
     """
-    output = body(input_ids=ids, use_cache=False)
-    states = output.last_hidden_state
-    vocabulary = model.get_output_embeddings().weight.shape[0]
-    run = max(1, _LOGITS // int(vocabulary))
-    gradients, loss = [], 0.0
-    for start in range(0, states.shape[1], run):
-        piece = states[:, start : start + run].detach().requires_grad_()
-        wanted = ids[0, start + 1 : start + run + 1]
-        answer = type(output)(**{**output, "last_hidden_state": piece})
-        with _answering(body, answer):
-            logits = model(input_ids=ids[:, start : start + run], use_cache=False).logits
-        part = _cross_entropy(logits[0, : len(wanted)], wanted)
+    ids, at, wanted = _asked(loaded, document)
+    states, logits = driver.predict(ids, document.target)
+    run = max(1, _LOGITS // driver.vocabulary)
+    gradient, loss = torch.zeros_like(states), 0.0
+    for some, tokens in zip(at.split(run), wanted.split(run), strict=True):
+        where = some.to(states.device)
+        piece = states[:, where].detach().requires_grad_()
+        part = _cross_entropy(logits(piece)[0], tokens)
         (part / total).backward()
         loss += float(part.detach()) / total
-        gradients.append(torch.zeros_like(piece) if piece.grad is None else piece.grad)
-    states.backward(torch.cat(gradients, 1))
+        if piece.grad is not None:
+            gradient[:, where] = piece.grad
+    states.backward(gradient)
     return loss
+
+
+def _asked(loaded: LoadedModel, document: Document) -> tuple[Tensor, Tensor, Tensor]:
+    """The ids that are read, the positions that predict, and the tokens they have to predict."""
+    ids = document.ids
+    if loaded.kind == "encoder":
+        hidden = _hidden(loaded, ids)
+        masked = ids.masked_fill(hidden, loaded.tokenizer.mask_token_id)  # type: ignore[union-attr]
+        return masked, hidden.nonzero()[:, 0], ids[hidden]
+    read = ids if document.target is None else document.target
+    return ids, torch.arange(len(read) - 1), read[1:]
 
 
 def _cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
@@ -194,49 +180,6 @@ def _norm(gradient: Tensor) -> float:
 
 def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-@contextmanager
-def _answering(body: nn.Module, answer: Any) -> Iterator[list[int]]:
-    """Inside, the module returns ``answer`` whatever it is given; yields the list of its calls."""
-    calls: list[int] = []
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        return answer
-
-    with _forward(body, forward):
-        yield calls
-
-
-@contextmanager
-def _forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside, the module's forward is another function; what the instance had is put back."""
-    own = module.__dict__.get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if own is None:
-            del module.__dict__["forward"]
-        else:
-            module.forward = own
-
-
-def _separable_body(loaded: LoadedModel) -> Any | None:
-    """The module under the head, when the model calls it as a whole; None when it does not."""
-    model = loaded.model
-    body = getattr(model, model.base_model_prefix, None)
-    if loaded.kind != "decoder" or not isinstance(body, nn.Module) or body is model:
-        return None
-    ids = torch.zeros(1, 2, dtype=torch.long, device=input_device(model))
-    with torch.no_grad():
-        answer = body(input_ids=ids, use_cache=False)
-        if getattr(answer, "last_hidden_state", None) is None:
-            return None
-        with _answering(body, answer) as calls:
-            model(input_ids=ids, use_cache=False)
-    return body if calls else None
 
 
 @contextmanager
@@ -259,7 +202,7 @@ def _recomputed(model: nn.Module, stream: _Stream) -> Iterator[None]:
     """Inside, blocks keep no activations and the gradients at their outputs are summed."""
     with ExitStack() as stack:
         for name, _, block in blocks(model):
-            stack.enter_context(_forward(block, _checkpointed(block.forward, name, stream)))
+            stack.enter_context(replaced_forward(block, _checkpointed(block.forward, name, stream)))
         yield
 
 

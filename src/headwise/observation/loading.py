@@ -18,16 +18,18 @@ from headwise.models.checkpoints.checks import check_weights, is_gguf, listed, r
 from headwise.models.checkpoints.gguf_header import GgufHeader
 from headwise.models.placement import chosen_device, chosen_dtype
 from headwise.observation.architecture import (
-    Kind,
     check_routed,
     model_class,
     model_kind,
     position_limit,
 )
 from headwise.observation.checkpoint_files import check_loadable_gguf
+from headwise.observation.driver import is_own
+from headwise.observation.loaded import LoadedModel, described
+from headwise.observation.own_loading import load_own, own_folder, wrap_own
 from headwise.observation.quiet import parsed_once, quiet
 
-__all__ = ["LoadedModel", "input_device", "load_model", "wrap_model"]
+__all__ = ["LoadedModel", "load_model", "wrap_model"]
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -41,22 +43,6 @@ _TOKENIZER_FILES = (
     "tokenizer_config.json",
 )
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedModel:
-    """A model in evaluation mode with its tokenizer, and what is known about it."""
-
-    model: Any
-    tokenizer: Any | None
-    name: str
-    architecture: str  # transformers' model_type
-    context: int | None  # tokens it was trained on at most; None when it does not say
-    path: str
-    kind: Kind = "decoder"
-    position_limit: int | None = None  # rows of a learned position table
-    non_finite: tuple[str, ...] = ()  # parameters with NaN or infinity
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +67,8 @@ def load_model(
     """Load a model for measuring, from a folder, a hub id or a GGUF file.
 
     Args:
-        path: a Hugging Face folder (config.json and safetensors), a ``.gguf`` file, or a hub id.
+        path: a Hugging Face folder (config.json and safetensors), a Headwise folder
+            (architecture.json), a ``.gguf`` file, or a hub id.
         dtype: float32, bfloat16, float16 or float64; None keeps the checkpoint's own (float32 for
             GGUF).
         device: such as "cpu" or "cuda:0"; "auto" spreads the model over all devices; None takes
@@ -98,6 +85,11 @@ def load_model(
         headwise.errors.ModelError: there is no file or folder /no/such/model
     """
     chosen, place = chosen_dtype(dtype), chosen_device(device)
+    own = own_folder(path)
+    if own is not None:
+        return load_own(own, dtype=chosen, device=place)
+    import transformers  # noqa: F401  # before it is told to be quiet
+
     source = _find(str(path), trust_remote_code)
     with quiet(), parsed_once():
         config = _config(source, trust_remote_code)
@@ -120,46 +112,27 @@ def wrap_model(
     notes: tuple[str, ...] = (),
 ) -> LoadedModel:
     """A model that is already in memory, described in the same way as a loaded one."""
+    if is_own(model):
+        return wrap_own(model, tokenizer, name=name, path=path, notes=notes)
     config: Any = getattr(model, "config", None)
     if config is None or not hasattr(config, "model_type"):
         raise ModelError(
             f"{type(model).__name__} has no transformers configuration",
-            allowed="a transformers model, a folder, a hub id or a GGUF file",
+            allowed="a transformers model, one of Headwise's own, a folder, a hub id or a GGUF"
+            " file",
         )
     limit = position_limit(model)
-    broken = _non_finite(model)
-    return LoadedModel(
-        model=model,
+    return described(
+        model,
         tokenizer=tokenizer,
-        name=_printable(name or config._name_or_path or type(model).__name__),
+        name=name or config._name_or_path or type(model).__name__,
         architecture=config.model_type,
         context=_context(config, limit),
         path=path,
         kind=model_kind(model),
         position_limit=limit,
-        non_finite=broken,
-        notes=notes + tuple(f"the weights {each} hold NaN or infinity" for each in broken),
+        notes=notes,
     )
-
-
-def _printable(name: str) -> str:
-    """A name that can be shown: it is the name of a folder, which may hold any character."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
-
-
-def input_device(model: Any) -> torch.device:
-    """Where token ids have to be: the device of the embedding, also when its weights are offloaded.
-
-    Example:
-        >>> from transformers import GPT2Config, GPT2Model
-        >>> input_device(GPT2Model(GPT2Config(n_embd=6, n_head=2, n_layer=1, vocab_size=11)))
-        device(type='cpu')
-    """
-    embedding = model.get_input_embeddings()
-    device: torch.device = embedding.weight.device
-    if device.type != "meta":
-        return device
-    return torch.device(embedding._hf_hook.execution_device)  # accelerate loads them from there
 
 
 def _find(path: str, trust_remote_code: bool) -> _Source:
@@ -353,14 +326,3 @@ def _context(config: Any, limit: int | None) -> int | None:
         if isinstance(value, int) and value > 0:
             return value
     return None
-
-
-def _non_finite(model: nn.Module) -> tuple[str, ...]:
-    broken = []
-    for name, parameter in model.named_parameters():
-        if parameter.is_meta or not parameter.is_floating_point() or not parameter.numel():
-            continue
-        low, high = torch.aminmax(parameter.detach())
-        if not (torch.isfinite(low) and torch.isfinite(high)):
-            broken.append(name)
-    return tuple(broken)

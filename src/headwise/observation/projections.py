@@ -14,7 +14,7 @@ _ATTENTION: Final = {
     "q": {"q_proj", "query", "q_lin", "q", "q_attn", "q_a_proj", "q_b_proj", "wq"},
     "k": {"k_proj", "key", "k_lin", "k", "wk"},
     "v": {"v_proj", "value", "v_lin", "v", "wv"},
-    "o": {"o_proj", "out_proj", "out_lin", "o", "dense", "c_proj", "Wo", "wo"},
+    "o": {"o_proj", "output", "out_proj", "out_lin", "o", "dense", "c_proj", "Wo", "wo"},
     "qkv": {
         "c_attn",
         "query_key_value",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 __all__ = ["parsed_once", "quiet"]
@@ -16,8 +17,16 @@ __all__ = ["parsed_once", "quiet"]
 def quiet() -> Iterator[None]:
     """Silence transformers, huggingface_hub and Python warnings inside the block.
 
-    Errors still raise; the settings are put back on leaving.
+    Errors still raise; the settings are put back on leaving. What was never loaded says nothing.
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with _transformers_quiet() if "transformers" in sys.modules else nullcontext():
+            yield
+
+
+@contextmanager
+def _transformers_quiet() -> Iterator[None]:
     import transformers.utils.logging as chatter
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
@@ -29,21 +38,19 @@ def quiet() -> Iterator[None]:
     hub_bars = not are_progress_bars_disabled()
     hub = logging.getLogger("huggingface_hub")
     hub_level = hub.level
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            chatter.set_verbosity(logging.CRITICAL)
-            hub.setLevel(logging.CRITICAL)
-            chatter.disable_progress_bar()
-            disable_progress_bars()
-            yield
-        finally:
-            chatter.set_verbosity(verbosity)
-            hub.setLevel(hub_level)
-            if bars:
-                chatter.enable_progress_bar()
-            if hub_bars:
-                enable_progress_bars()
+    try:
+        chatter.set_verbosity(logging.CRITICAL)
+        hub.setLevel(logging.CRITICAL)
+        chatter.disable_progress_bar()
+        disable_progress_bars()
+        yield
+    finally:
+        chatter.set_verbosity(verbosity)
+        hub.setLevel(hub_level)
+        if bars:
+            chatter.enable_progress_bar()
+        if hub_bars:
+            enable_progress_bars()
 
 
 @contextmanager

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
+from torch import nn
 
 from headwise.errors import OptionError, ResourceError
 from headwise.observation.attach import observe
+from headwise.observation.driver import Document
 from headwise.observation.gradients import Gradients, check_loss, measure_gradients
-from headwise.observation.loading import LoadedModel, input_device, load_model, wrap_model
+from headwise.observation.loading import LoadedModel, load_model, wrap_model
 from headwise.observation.projections import blocks
 from headwise.observation.quiet import quiet
 from headwise.observation.reading import default_text
 from headwise.observation.scan import Scan
-from headwise.observation.text import Document, Text, tokenize
+from headwise.observation.text import Text, tokenize
 
 __all__ = ["Progress", "scan"]
 
@@ -128,8 +128,7 @@ def _measure(
     progress: Progress | None,
 ) -> Scan:
     """Every batch under observation; an interruption ends the loop and keeps the scan."""
-    model = loaded.model
-    run, device = _forward(loaded), input_device(model)
+    model, driver = loaded.model, loaded.driver
     starts = range(0, len(documents), batch)
     measured: Scan | None = None
     try:
@@ -139,45 +138,12 @@ def _measure(
             torch.no_grad(),
         ):
             for start in starts:
-                inputs = _inputs(loaded, documents[start : start + batch])
-                run(**{name: tensor.to(device) for name, tensor in inputs.items()})
+                driver.run(documents[start : start + batch])
     except KeyboardInterrupt:
         if measured is None or not measured.record.layers:
             raise
         measured.facts["interrupted"] = True
     return measured
-
-
-def _forward(loaded: LoadedModel) -> Callable[..., Any]:
-    """What runs the model without logits over the vocabulary where that is possible."""
-    model = loaded.model
-    body = getattr(model, model.base_model_prefix, None)
-    run = body if isinstance(body, nn.Module) else model
-
-    def forward(**inputs: Tensor) -> Any:
-        return run(**inputs) if loaded.kind == "encoder" else run(**inputs, use_cache=False)
-
-    return forward
-
-
-def _inputs(loaded: LoadedModel, documents: Sequence[Document]) -> dict[str, Tensor]:
-    """The documents side by side, padded on the right where they differ in length."""
-    inputs = _padded(loaded, "", [document.ids for document in documents])
-    targets = [document.target for document in documents if document.target is not None]
-    if loaded.kind == "encoder-decoder":
-        inputs |= _padded(loaded, "decoder_", targets)
-    return inputs
-
-
-def _padded(loaded: LoadedModel, prefix: str, rows: Sequence[Tensor]) -> dict[str, Tensor]:
-    fill = getattr(loaded.model.config.get_text_config(), "pad_token_id", None)
-    ids = pad_sequence(list(rows), batch_first=True, padding_value=fill or 0)
-    inputs = {f"{prefix}input_ids": ids}
-    lengths = torch.tensor([len(row) for row in rows])
-    if bool((lengths != ids.shape[1]).any()):
-        real = torch.arange(ids.shape[1])[None] < lengths[:, None]
-        inputs[f"{prefix}attention_mask"] = real.long()
-    return inputs
 
 
 @contextmanager

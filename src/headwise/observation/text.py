@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from headwise.errors import ModelError, OptionError, TextError
-from headwise.observation.loading import LoadedModel
+from headwise.observation.driver import Document
+from headwise.observation.loaded import LoadedModel
 from headwise.observation.quiet import quiet
 
 __all__ = ["DEFAULT_TOKENS", "Document", "Text", "tokenize"]
@@ -24,23 +25,6 @@ _CHARACTERS_PER_TOKEN: Final = 64
 _MARGIN: Final = 1_000_000
 
 Text = str | Tensor | Sequence[int] | Sequence[str] | tuple[str, str] | tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Document:
-    """One piece that the model reads from position 0.
-
-    Shapes: ids (n,) int64, special tokens included; target (m,) int64, what an encoder-decoder's
-    decoder is fed, its start token first, or None.
-    """
-
-    ids: Tensor
-    target: Tensor | None = None
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens are read, source and target together."""
-        return len(self.ids) + (0 if self.target is None else len(self.target))
 
 
 def tokenize(
@@ -232,13 +216,11 @@ def _around(loaded: LoadedModel) -> int:
 
 def _start(loaded: LoadedModel) -> Tensor:
     """The token that an encoder-decoder's decoder is started with, shape (1,)."""
-    config = loaded.model.config
-    for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"):
-        value = getattr(config, name, None)
-        if isinstance(value, int):
-            return torch.tensor([value])
+    token = loaded.driver.start_token
+    if token is not None:
+        return torch.tensor([token])
     raise ModelError(
-        f"the configuration of {loaded.name} names no decoder_start_token_id",
+        f"{loaded.name} names no token that its decoder starts with (decoder_start_token_id)",
         to_do="give token ids as a pair (source, target)",
     )
 
@@ -258,7 +240,7 @@ def _check_document(loaded: LoadedModel, document: Document, allow_long: bool) -
             f" {loaded.context}",
             to_do=f"add --allow-long to go on, or take --tokens {loaded.context} or less",
         )
-    entries = int(loaded.model.get_input_embeddings().weight.shape[0])
+    entries = loaded.driver.vocabulary
     for ids in (document.ids, document.target):
         if ids is not None and (int(ids.max()) >= entries or int(ids.min()) < 0):
             wrong = int(ids.max()) if int(ids.max()) >= entries else int(ids.min())
