@@ -12,12 +12,14 @@ from headwise.errors import ModelError, ShapeError
 from headwise.models import (
     Architecture,
     Cache,
+    Context,
     EncoderDecoder,
     Relative,
     Stack,
     build,
     transformer_sizes,
 )
+from headwise.models import relative as relative_bias
 from tests.tolerance import assert_close
 
 VOCAB, SOURCE, TARGET = 61, 13, 11
@@ -161,3 +163,29 @@ def test_what_does_not_fit_is_named() -> None:
         Architecture.checked(**{**dict(original()), "start_token": VOCAB})
     with pytest.raises(ModelError, match="without an unembedding"):
         Architecture.checked(**{**dict(original()), "unembedding": None})
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_biases_as_functions_of_tiles_give_the_same(
+    side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, source, ids, keep = model(relative()), tokens(SOURCE), tokens(TARGET, 5), padding(side)
+    arrays = both(source, ids, source_mask=keep)
+    monkeypatch.setattr(relative_bias, "_ARRAY_LIMIT", 0)
+    assert callable(both.encoder.bias(Context(2, SOURCE, 0, ids.device, torch.float64)))
+    assert_close(both(source, ids, source_mask=keep), arrays, NEAR)
+    cache = Cache.empty(both.architecture, batch=2, capacity=TARGET, dtype=torch.float64)
+    memory = both.encode(source, mask=keep)
+    parts = [both.hidden(p, memory, source_mask=keep, cache=cache) for p in ids.split(4, 1)]
+    assert_close(both.unembed(torch.cat(parts, 1)), arrays, NEAR)
+
+
+@KINDS
+def test_a_source_that_is_all_padding_is_as_if_there_were_none(make: Any) -> None:
+    both, ids = model(make()), tokens(TARGET, 5)
+    keep = torch.tensor([[True] * SOURCE, [False] * SOURCE])
+    one, two = (both(tokens(SOURCE, seed), ids, source_mask=keep) for seed in (3, 4))
+    assert bool(one.isfinite().all())
+    assert torch.equal(one[1], two[1])
+    assert not torch.equal(one[0], two[0])
