@@ -120,6 +120,28 @@ def test_bfloat16_is_near_float32(norm: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "more",
+    [{}, {"qk_norm": "head"}, {"qk_norm": "all", "softcap": 2.0, "norm": "layer"}, {"sinks": True}],
+    ids=["plain", "norms", "norms and softcap", "sinks"],
+)
+def test_autocast_trains_every_way(more: dict[str, Any]) -> None:
+    """Norms answer in float32 there, linear maps in bfloat16: attention takes one type.
+
+    Within the roundings of ``test_bfloat16_is_near_float32`` and as many for the weights.
+    """
+    model = decoder_of(spread(build(decoder_sizes(**SIZES, **more)))).eval()
+    ids, keep = some_ids(3, 11), torch.ones(3, 11, dtype=torch.bool)
+    keep[0, :3] = False
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = model(ids, mask=keep)
+        low[keep].float().square().mean().backward()
+    assert relative(low[keep].float(), model(ids, mask=keep)[keep]) <= 2 * 2.0**-8 * (12 * 2 + 5)
+    for name, p in model.named_parameters():
+        assert p.grad is not None, name
+        assert bool(p.grad.isfinite().all()), name
+
+
+@pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
         ({"ids": [[1, 2]]}, ShapeError, "a list; allowed: a tensor (batch, position) of one pos"),

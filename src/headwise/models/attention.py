@@ -132,7 +132,8 @@ class MultiHeadAttention(nn.Module):
         if self.query_norm is not None:
             q = self.query_norm(q)
         if self.cross:
-            return q, *self._source(context, slot)
+            k, v = self._source(context, slot)
+            return q.to(v.dtype), k, v
         k = split_heads(self.key(x), self.kv_heads)
         v = split_heads(self.value(x), self.kv_heads)
         if self.key_norm is not None:
@@ -141,6 +142,7 @@ class MultiHeadAttention(nn.Module):
             turns, layout = context.turns(self.rotary), self.rotary.layout
             q = apply_rotation(q, turns, layout=layout)
             k = apply_rotation(k, turns, layout=layout)
+        q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast, norms answer in float32
         return (q, k, v) if slot is None else (q, *slot.append(k, v))
 
     def _source(self, context: Context, slot: Slot | None) -> tuple[Tensor, Tensor]:
@@ -157,7 +159,7 @@ class MultiHeadAttention(nn.Module):
         k = split_heads(self.key(source), self.kv_heads)
         v = split_heads(self.value(source), self.kv_heads)
         if self.key_norm is not None:
-            k = self.key_norm(k)
+            k = self.key_norm(k).to(v.dtype)
         if slot is not None:
             slot.source = (k, v)
         return k, v

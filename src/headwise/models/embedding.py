@@ -17,14 +17,14 @@ __all__ = ["Pooler", "SinusoidalPositions", "TokenEmbedding", "Transform", "Unem
 
 
 class SinusoidalPositions(nn.Module):
-    """PE(p), computed and not stored: ``… -> … width`` (``positions.sinusoidal``)."""
+    """PE(p), computed and not stored: ``… -> … width`` in float64 (``positions.sinusoidal``)."""
 
     def __init__(self, width: int, layout: Layout) -> None:
         super().__init__()
         self.width, self.layout = width, layout
 
     def forward(self, position_ids: Tensor) -> Tensor:
-        return sinusoidal(position_ids, self.width, layout=self.layout)
+        return sinusoidal(position_ids, self.width, layout=self.layout, dtype=torch.float64)
 
 
 class TokenEmbedding(nn.Module):

@@ -54,7 +54,9 @@ class AlibiBias(nn.Module):
         self.heads = heads
 
     def forward(self, context: Context) -> Tensor | BiasFunction:
-        own = slopes(self.heads).to(context.device)
+        double = context.dtype == torch.float64
+        own = slopes(self.heads, dtype=torch.float64 if double else torch.float32)
+        own = own.to(context.device)
         if _too_large(self.heads, context):
             return alibi_bias(own, context.past)
         return alibi(own, *_places(context))[None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from headwise.attention.masks import Mask
+from headwise.errors import ShapeError
 from headwise.models.architecture import Architecture
 from headwise.models.cache import Cache
 from headwise.models.context import as_mask
@@ -70,7 +71,15 @@ class EncoderDecoder(nn.Module):
         source_mask: Mask | Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """The decoder's stream after its last norm, given ``encode``'s result."""
+        """The decoder's stream after its last norm: ``batch position d_model``.
+
+        Args:
+            ids: the answer's token ids ``batch position``.
+            source: what ``encode`` made, ``batch key d_model``.
+            position_ids, mask, cache: as of ``Decoder.hidden``. A cache also keeps the source's
+                keys and values: it serves one source, that of its first pass.
+            source_mask: which positions of the source may be read.
+        """
         context = begin(
             self.architecture,
             ids,
@@ -82,6 +91,7 @@ class EncoderDecoder(nn.Module):
         )
         context.source = source
         batch, queries = ids.shape
+        _check_source(source, batch, self.architecture.d_model)
         context.source_visible = as_mask(source_mask, batch, queries, source.shape[1])
         return self.decoder(self.embedding(ids, context.positions()), context, cache)
 
@@ -100,3 +110,15 @@ class EncoderDecoder(nn.Module):
         """Logits ``batch position vocab`` of both sequences, start to end."""
         source = self.encode(source_ids, mask=source_mask)
         return self.unembed(self.hidden(ids, source, mask=mask, source_mask=source_mask))
+
+
+def _check_source(source: Tensor, batch: int, d_model: int) -> None:
+    is_tensor = isinstance(source, Tensor)
+    fits = is_tensor and source.dim() == 3 and source.is_floating_point()
+    if not fits or (source.shape[0], source.shape[2]) != (batch, d_model):
+        shape = f"of shape {tuple(source.shape)} and type {source.dtype}" if is_tensor else ""
+        raise ShapeError(
+            f"a source {shape or f'of type {type(source).__name__}'} for {batch} sequences of ids",
+            allowed=f"({batch}, key, {d_model})",
+            to_do="give what model.encode(source_ids) returns",
+        )
