@@ -17,6 +17,7 @@ import typer
 
 import headwise as hw
 from headwise.cli.app import app
+from headwise.models.checkpoints import Checkpoint
 from headwise.observation.loading import LoadedModel
 from headwise.observation.scan import Scan
 from headwise.report.findings import Finding
@@ -56,8 +57,8 @@ def cli_page() -> str:
         parts.append(f"```sh\n{COMMAND_LINES[name]}\n```\n")
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         options = [p for p in command.params if p.param_type_name == "option"]
-        rows = [(f"`{p.metavar}`", _said(p)[0]) for p in arguments]
-        parts.append(_table(("argument", "meaning"), rows))
+        rows = [(f"`{p.metavar}`", *_said(p)) for p in arguments]
+        parts.append(_table(("argument", "meaning", "default"), rows))
         parts.append(_table(("option", "meaning", "default"), [_option(p) for p in options]))
     return "\n".join(parts)
 
@@ -113,15 +114,53 @@ LIBRARY: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ),
     ("Reading it", {"hw.findings": hw.findings, "Finding": Finding, "hw.report": hw.report}),
     (
+        "Models of the library",
+        {
+            "hw.load": hw.load,
+            "Checkpoint": Checkpoint,
+            "hw.save": hw.save,
+            **{
+                f"hw.models.{name}": getattr(hw.models, name)
+                for name in (
+                    "preset",
+                    "decoder_sizes",
+                    "build",
+                    "Architecture",
+                    "Decoder",
+                    "Cache",
+                    "MultiHeadAttention",
+                )
+            },
+        },
+    ),
+    (
+        "Positions",
+        {
+            f"hw.positions.{name}": getattr(hw.positions, name)
+            for name in ("sinusoidal", "rotate", "frequencies", "alibi", "t5_bucket")
+        },
+    ),
+    (
         "Attention itself",
         {f"hw.attention.{name}": getattr(hw.attention, name) for name in hw.attention.__all__},
     ),
 )
 
+# What the examples of a section need besides.
+IMPORTS: Final = {
+    "Models of the library": ">>> import tempfile\n>>> from pathlib import Path\n"
+    ">>> from torch import nn\n"
+    ">>> from headwise.models import Architecture, Cache, Stack, build, preset\n",
+    "Positions": ">>> from headwise.positions import Layout, frequencies, slopes\n",
+}
+
 # Examples of objects whose docstring has none; a scan of the page's model is made first.
 EXAMPLES: Final = {
     "LoadedModel": f'>>> loaded = hw.load_model("{MODEL}")\n'
     ">>> loaded.architecture, loaded.kind\n('llama', 'decoder')",
+    "Checkpoint": '>>> model = hw.models.build(hw.models.preset("tiny"))\n'
+    '>>> checkpoint = hw.load(hw.save(model, "tiny"))\n'
+    ">>> checkpoint.model.architecture == model.architecture, checkpoint.tokenizer\n(True, None)",
     "Scan": '>>> scan = hw.scan(loaded, tokens=257)\n>>> scan.dataset.sizes["key"]\n257',
     "Scan.merge": '>>> other = hw.scan(loaded, "It was the best of times.")\n'
     '>>> scan.merge(other).dataset["document"].max().item()\n1',
@@ -146,7 +185,12 @@ EXAMPLES: Final = {
 }
 
 
-SECTIONS: Final = {"Args:": "Arguments", "Raises:": "Raises", "Errors:": "Raises"}
+SECTIONS: Final = {
+    "Args:": "Arguments",
+    "Attributes:": "Attributes",
+    "Raises:": "Raises",
+    "Errors:": "Raises",
+}
 
 
 def library_page() -> str:
@@ -154,6 +198,8 @@ def library_page() -> str:
     parts = [LIBRARY_HEAD]
     for heading, objects in LIBRARY:
         parts.append(f"## {heading}\n")
+        if heading in IMPORTS:
+            parts.append(f"```pycon\n{IMPORTS[heading]}```\n")
         parts += [_entry(name, thing) for name, thing in objects.items()]
     parts.append(_masks())
     parts.append("## Errors\n\nAll errors are in `hw.errors`; each is one line.\n")
@@ -180,16 +226,21 @@ def _stub(name: str, function: Callable[..., Any]) -> str:
     signature = inspect.signature(inspect.unwrap(function))
     parameters = [p for p in signature.parameters.values() if p.name != "self"]
     clean = signature.replace(parameters=parameters)
-    line = f"def {name}{clean}: ...".replace("'", "")
+    line = _plain(f"def {name}{clean}: ...")
     if len(line) <= 88:
         return line
     shown, starred = [], False
     for p in parameters:
         if p.kind is p.KEYWORD_ONLY and not starred:
             shown, starred = [*shown, "*"], True
-        shown.append(str(p).replace("'", ""))
+        shown.append(_plain(str(p)))
     body = "".join(f"    {each},\n" for each in shown)
     return f"def {name}(\n{body}) -> {signature.return_annotation!s}: ..."
+
+
+def _plain(code: str) -> str:
+    """Annotations without their quotes, members of an enum by their names."""
+    return re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", code).replace("'", "")
 
 
 def _docstring(thing: Any) -> tuple[str, str]:

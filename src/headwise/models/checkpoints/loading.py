@@ -71,10 +71,12 @@ def load(
         OptionError: a dtype or a device that cannot be used here.
 
     Example:
-        >>> load("/no/such/model")
-        Traceback (most recent call last):
-            ...
-        headwise.errors.ModelError: there is no file or folder /no/such/model
+        >>> import tempfile
+        >>> from headwise.models import build, preset
+        >>> from headwise.models.checkpoints import save
+        >>> folder = save(build(preset("tiny")), Path(tempfile.mkdtemp()) / "tiny")
+        >>> load(folder).model.architecture == preset("tiny")
+        True
     """
     here, wanted, place = Path(path).expanduser(), chosen_dtype(dtype), _one_device(device)
     if not here.exists():
