@@ -13,15 +13,9 @@ import pytest
 
 from headwise.errors import ModelError, ResourceError
 
-MODEL_MISSING = (
-    "headwise: MODEL is missing; allowed: a folder with config.json and safetensors, a .gguf file, "
-    "or the id of a model on the Hugging Face hub, which is downloaded; "
-    "for example: headwise {} HuggingFaceTB/SmolLM2-135M\n"
-)
-
 LINES = {
-    "report": MODEL_MISSING.format("report"),
-    "scan --out s.nc": MODEL_MISSING.format("scan"),
+    "report --tokens 1": "headwise: --tokens is 1; allowed: 2 or more\n",
+    "scan": "headwise: --out is missing; for example: headwise scan --out scan.nc\n",
     "scan m": "headwise: --out is missing; for example: headwise scan m --out scan.nc\n",
     "report m --tokens 1": "headwise: --tokens is 1; allowed: 2 or more\n",
     "report m --tokens -5": "headwise: --tokens is -5; allowed: 2 or more\n",

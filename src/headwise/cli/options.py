@@ -30,14 +30,14 @@ __all__ = [
     "Window",
     "measuring",
     "numbers",
-    "required_model",
 ]
 
 Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="A Hugging Face folder, the id of a model on the hub, or a .gguf file.",
+        help="A Hugging Face or Headwise folder, the id of a model on the hub, or a .gguf file."
+        " [the small model inside the package]",
     ),
 ]
 Text = Annotated[
@@ -91,18 +91,6 @@ TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python code found in the model folder.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-
-
-def required_model(model: str | None, command: str) -> str:
-    """The model, or an error that says what a MODEL is and how to get one."""
-    if model:
-        return model
-    raise OptionError(
-        "MODEL is missing",
-        allowed="a folder with config.json and safetensors, a .gguf file, or the id of a model on "
-        "the Hugging Face hub, which is downloaded",
-        to_do=f"for example: headwise {command} HuggingFaceTB/SmolLM2-135M",
-    )
 
 
 def measuring(

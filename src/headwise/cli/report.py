@@ -35,7 +35,6 @@ def report(
     quiet: o.Quiet = False,
 ) -> int:
     """Measure MODEL over a text and write one self-contained HTML page."""
-    name = o.required_model(model, "report")
     arguments = o.measuring(
         text=text,
         tokens=tokens,
@@ -51,13 +50,18 @@ def report(
         trust_remote_code=trust_remote_code,
     )
     from headwise.cli.output import Outputs, finish, page_name, progress_bar
+    from headwise.observation.reading import EMBEDDED
 
     outputs = Outputs(
-        page=out or page_name(name), scan=save, json=json, quiet=quiet, read=(name, text)
+        page=out or page_name(model or EMBEDDED),
+        scan=save,
+        json=json,
+        quiet=quiet,
+        read=(model, text),
     )
     outputs.check()
     from headwise.observation.run import scan as measure
 
     with progress_bar(quiet) as progress:
-        scan = measure(name, progress=progress, **arguments)
+        scan = measure(model or None, progress=progress, **arguments)
     return finish(scan.dataset, outputs)

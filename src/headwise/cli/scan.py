@@ -36,10 +36,10 @@ def scan(
     quiet: o.Quiet = False,
 ) -> int:
     """Measure MODEL over a text and save the data set (.nc or .zarr)."""
-    name = o.required_model(model, "scan")
     if out is None:
+        named = f" {model}" if model else ""
         raise OptionError(
-            "--out is missing", to_do=f"for example: headwise scan {name} --out scan.nc"
+            "--out is missing", to_do=f"for example: headwise scan{named} --out scan.nc"
         )
     arguments = o.measuring(
         text=text,
@@ -58,12 +58,12 @@ def scan(
     )
     from headwise.cli.output import Outputs, exit_code, progress_bar
 
-    Outputs(scan=out, read=(name, text)).check()
+    Outputs(scan=out, read=(model, text)).check()
     from headwise.observation.run import scan as measure
     from headwise.results.io import save
 
     with progress_bar(quiet) as progress:
-        measured = measure(name, progress=progress, **arguments)
+        measured = measure(model or None, progress=progress, **arguments)
     path = save(measured.dataset, out)
     if not quiet:
         typer.echo(f"{measured}\nwrote {path}")

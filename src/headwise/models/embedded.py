@@ -7,7 +7,12 @@ from pathlib import Path
 
 from headwise.errors import ModelError
 
-__all__ = ["embedded_model"]
+__all__ = ["embedded_folder", "embedded_model"]
+
+
+def embedded_folder() -> Path:
+    """Where the model inside the package lies, if this installation has one."""
+    return Path(str(importlib.resources.files("headwise") / "data" / "model"))
 
 
 def embedded_model() -> Path:
@@ -16,7 +21,7 @@ def embedded_model() -> Path:
     Raises:
         ModelError: this installation has none.
     """
-    folder = Path(str(importlib.resources.files("headwise") / "data" / "model"))
+    folder = embedded_folder()
     if not (folder / "architecture.json").is_file():
         raise ModelError(
             "this installation of Headwise holds no model of its own",

@@ -8,10 +8,14 @@ from __future__ import annotations
 import importlib.resources
 import sys
 from pathlib import Path
+from typing import Final
 
 from headwise.errors import TextError
 
-__all__ = ["default_text", "read_text"]
+__all__ = ["EMBEDDED", "default_text", "read_text"]
+
+# What the model inside the package is called in results and in the name of its page.
+EMBEDDED: Final = "embedded model"
 
 
 def read_text(source: str | Path) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from headwise.errors import OptionError, ResourceError
+from headwise.models.embedded import embedded_model
 from headwise.observation.attach import observe
 from headwise.observation.driver import Document
 from headwise.observation.gradients import Gradients, check_loss, measure_gradients
@@ -31,7 +32,7 @@ _NO_MEMORY: Final = re.compile(r"out of memory|not enough memory|can't allocate 
 
 
 def scan(
-    model_or_path: str | Path | nn.Module | LoadedModel,
+    model_or_path: str | Path | nn.Module | LoadedModel | None = None,
     text: Text | None = None,
     *,
     tokens: int | None = None,
@@ -55,7 +56,7 @@ def scan(
 
     Args:
         model_or_path: a folder, a hub id, a GGUF file (see ``load_model``), or a model in memory,
-            which reads token ids.
+            which reads token ids; None: the small trained model inside the package.
         text: a text, several texts, token ids, or for an encoder-decoder also a pair ``(source,
             target)``; None reads the text that ships with the package. See ``tokenize`` for how it
             is cut into documents.
@@ -105,11 +106,13 @@ def scan(
 
 
 def _loaded(
-    given: str | Path | nn.Module | LoadedModel,
+    given: str | Path | nn.Module | LoadedModel | None,
     dtype: str | torch.dtype | None,
     device: str | torch.device | None,
     trust_remote_code: bool,
 ) -> LoadedModel:
+    if given is None:
+        given = embedded_model()
     if isinstance(given, str | Path):
         return load_model(given, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     if dtype is not None or device is not None:
