@@ -35,6 +35,7 @@ COMMAND_LINES: Final = {
     "scan": f"headwise scan {MODEL} --tokens 512 --rows 64 --out rows.nc",
     "show": "headwise show book.nc --out book.html --json book.json",
     "train": "headwise train book.txt --out run --tokenizer bytes --context 64 --steps 20",
+    "generate": 'headwise generate "It was the best of" --model run --tokens 20',
 }
 
 CLI_HEAD = f"""# The command line
@@ -134,6 +135,17 @@ LIBRARY: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
         },
     ),
     (
+        "Generating",
+        {
+            "hw.generate": hw.generate,
+            "hw.stream": hw.stream,
+            **{
+                f"hw.models.{name}": getattr(hw.models, name)
+                for name in ("generate", "Generated", "stream", "choice")
+            },
+        },
+    ),
+    (
         "Positions",
         {
             f"hw.positions.{name}": getattr(hw.positions, name)
@@ -151,6 +163,7 @@ IMPORTS: Final = {
     "Models of the library": ">>> import tempfile\n>>> from pathlib import Path\n"
     ">>> from torch import nn\n"
     ">>> from headwise.models import Architecture, Cache, Stack, build, preset\n",
+    "Generating": ">>> from headwise.models import greedy\n",
     "Positions": ">>> from headwise.positions import Layout, frequencies, slopes\n",
 }
 
@@ -161,6 +174,9 @@ EXAMPLES: Final = {
     "Checkpoint": '>>> model = hw.models.build(hw.models.preset("tiny"))\n'
     '>>> checkpoint = hw.load(hw.save(model, "tiny"))\n'
     ">>> checkpoint.model.architecture == model.architecture, checkpoint.tokenizer\n(True, None)",
+    "hw.models.Generated": '>>> model = hw.models.build(hw.models.preset("tiny"))\n'
+    ">>> new = hw.models.generate(model, torch.tensor([[1, 2, 3]]), tokens=3)\n"
+    ">>> new.ids.shape, new.lengths.tolist()\n(torch.Size([1, 3]), [3])",
     "Scan": '>>> scan = hw.scan(loaded, tokens=257)\n>>> scan.dataset.sizes["key"]\n257',
     "Scan.merge": '>>> other = hw.scan(loaded, "It was the best of times.")\n'
     '>>> scan.merge(other).dataset["document"].max().item()\n1',

@@ -17,6 +17,7 @@ _WHERE = {
     "attention": "headwise.attention",
     "errors": "headwise.errors",
     "findings": "headwise.report.findings:findings",
+    "generate": "headwise.models.text:generate",
     "load": "headwise.models.checkpoints.loading:load",
     "load_model": "headwise.observation.loading:load_model",
     "load_scan": "headwise.results.io:load",
@@ -27,6 +28,7 @@ _WHERE = {
     "report": "headwise.report.page:write_report",
     "save": "headwise.models.checkpoints.own:save",
     "scan": "headwise.observation.run:scan",
+    "stream": "headwise.models.text:stream",
     "train": "headwise.training.loop:train",
 }
 
@@ -34,6 +36,7 @@ __all__ = [
     "attention",
     "errors",
     "findings",
+    "generate",
     "load",
     "load_model",
     "load_scan",
@@ -44,6 +47,7 @@ __all__ = [
     "report",
     "save",
     "scan",
+    "stream",
     "train",
 ]
 
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
     from headwise.attention import masks
     from headwise.models.checkpoints.loading import load
     from headwise.models.checkpoints.own import save
+    from headwise.models.text import generate, stream
     from headwise.observation.attach import observe
     from headwise.observation.loading import load_model
     from headwise.observation.run import scan

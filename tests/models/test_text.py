@@ -16,7 +16,7 @@ from headwise.models import build, preset
 from headwise.models.architecture import Unembedding
 from headwise.models.checkpoints import load, save
 from headwise.models.special_tokens import SpecialTokens, special_tokens
-from headwise.models.text import Pieces, generate_text, stream_text, until
+from headwise.models.text import Pieces, generate, stream, until
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
@@ -114,12 +114,12 @@ def test_nothing_waits_that_need_not():
 
 def test_the_stream_is_the_answer_and_comes_in_pieces():
     model, words = talking(), bytewise()
-    answer = generate_text(model, "Where?", tokenizer=words, tokens=31)
-    pieces = list(stream_text(model, "Where?", tokenizer=words, tokens=31))
+    answer = generate(model, "Where?", tokenizer=words, tokens=31)
+    pieces = list(stream(model, "Where?", tokenizer=words, tokens=31))
     assert "".join(pieces) == answer
     assert len(pieces) > 7
     drawn = [
-        generate_text(model, "Where?", tokenizer=words, tokens=31, temperature=1.0, seed=seed)
+        generate(model, "Where?", tokenizer=words, tokens=31, temperature=1.0, seed=seed)
         for seed in (1, 1, 2)
     ]
     assert drawn[0] == drawn[1] != drawn[2]
@@ -128,9 +128,9 @@ def test_the_stream_is_the_answer_and_comes_in_pieces():
 
 def test_a_stop_text_is_not_part_of_the_answer():
     model, words = talking(), bytewise()
-    answer = generate_text(model, "Where?", tokenizer=words, tokens=31)
+    answer = generate(model, "Where?", tokenizer=words, tokens=31)
     stop = answer[9:11]
-    short = generate_text(model, "Where?", tokenizer=words, tokens=31, stop=["never", stop])
+    short = generate(model, "Where?", tokenizer=words, tokens=31, stop=["never", stop])
     assert short == answer[: answer.index(stop)]
     assert len(short) < len(answer)
 
@@ -139,10 +139,10 @@ def test_the_end_of_text_ends_the_answer():
     model, words = talking(), bytewise()
     with torch.no_grad():
         model.unembedding.weight[256] = 0
-    long = generate_text(model, "Where?", tokenizer=words, tokens=31)
+    long = generate(model, "Where?", tokenizer=words, tokens=31)
     with torch.no_grad():  # the end of text is now as likely as the byte of the sixth token
         model.unembedding.weight[256] = model.unembedding.weight[long.encode()[5]] * 1.01
-    short = generate_text(model, "Where?", tokenizer=words, tokens=31)
+    short = generate(model, "Where?", tokenizer=words, tokens=31)
     assert long.startswith(short)
     assert len(short) < len(long)
 
@@ -151,52 +151,54 @@ def test_without_a_number_the_answer_is_what_fits():
     model, words = talking(), bytewise()
     prompt = "A prompt of sixty bytes leaves four new ones of a context of"
     assert len(prompt) == 60
-    four = generate_text(model, prompt, tokenizer=words)
-    assert four == generate_text(model, prompt, tokenizer=words, tokens=4)
+    four = generate(model, prompt, tokenizer=words)
+    assert four == generate(model, prompt, tokenizer=words, tokens=4)
     with pytest.raises(OptionError, match="a prompt of 60 and 5 new tokens for a context of 64"):
-        generate_text(model, prompt, tokenizer=words, tokens=5)
+        generate(model, prompt, tokenizer=words, tokens=5)
 
 
 def test_a_folder_a_checkpoint_and_a_model_answer_alike(tmp_path):
     model, words = talking(), bytewise()
     folder = save(model, tmp_path / "model", words)
-    answer = generate_text(model, "Where?", tokenizer=words, tokens=7)
-    assert generate_text(folder, "Where?", tokens=7) == answer
-    assert generate_text(str(folder), "Where?", tokens=7) == answer
-    assert generate_text(load(folder), "Where?", tokens=7) == answer
+    answer = generate(model, "Where?", tokenizer=words, tokens=7)
+    assert generate(folder, "Where?", tokens=7) == answer
+    assert generate(str(folder), "Where?", tokens=7) == answer
+    assert generate(load(folder), "Where?", tokens=7) == answer
 
 
 BAD = [
     ("", {}, TextError, "the prompt is empty; give a text to go on from"),
+    ("ab\udcff", {}, TextError, "the prompt is not UTF-8: character 2 of it"),
     ("a", {"temperature": -1.0}, OptionError, "a temperature of -1"),
     ("a", {"top_p": 0.0}, OptionError, "a top-p of 0"),
     ("a", {"tokens": 0}, OptionError, "0 new tokens"),
     ("a" * 64, {}, OptionError, "a prompt of 64 and 1 new tokens for a context of 64; allowed: a"),
     ("a", {"stop": "end"}, OptionError, "stop is 'end'; allowed: texts of one character or more"),
     ("a", {"stop": [""]}, OptionError, "stop is ['']"),
+    ("a", {"dtype": "float16"}, OptionError, "a dtype or a device for a model that is loaded alr"),
 ]
 
 
 @pytest.mark.parametrize(("text", "settings", "kind", "message"), BAD)
 def test_bad_input_is_refused_at_the_call(text, settings, kind, message):
     with pytest.raises(kind) as error:
-        stream_text(talking(), text, tokenizer=bytewise(), **settings)
+        stream(talking(), text, tokenizer=bytewise(), **settings)
     assert str(error.value).startswith(message)
 
 
 def test_a_model_without_a_tokenizer(tmp_path):
     folder = save(talking(), tmp_path / "model")
     with pytest.raises(ModelError, match=r"model has no tokenizer\.json; put it there"):
-        stream_text(folder, "a")
+        stream(folder, "a")
     with pytest.raises(ModelError, match="a model without a tokenizer"):
-        stream_text(talking(), "a")
+        stream(talking(), "a")
 
 
 def test_a_bad_value_is_said_before_the_model_is_read():
     with pytest.raises(OptionError, match="a top-k of 0"):
-        stream_text("/no/such/model", "a", top_k=0)
+        stream("/no/such/model", "a", top_k=0)
     with pytest.raises(TextError, match="the prompt is empty"):
-        stream_text("/no/such/model", "")
+        stream("/no/such/model", "")
 
 
 def written(folder: Path, **files: dict) -> Path:
@@ -222,11 +224,11 @@ def test_special_tokens_of_a_folder(tmp_path):
 def test_forbidden_tokens_are_never_chosen(tmp_path):
     model, words = talking(), bytewise()
     folder = save(model, tmp_path / "model", words)
-    answer = generate_text(folder, "Where?", tokens=7)
+    answer = generate(folder, "Where?", tokens=7)
     chosen = words.encode(answer).ids[0]
     # The same model as a Hugging Face folder would say it in its generation_config.json.
     checkpoint = load(folder)
     (folder / "architecture.json").unlink()
     written(folder, generation_config={"suppress_tokens": [chosen]})
-    other = generate_text(checkpoint, "Where?", tokens=7)
+    other = generate(checkpoint, "Where?", tokens=7)
     assert answer[0] not in other

@@ -10,10 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from headwise.models import choice, generate
+from headwise.models import choice, generate, text
 from headwise.models.checkpoints import load
 from headwise.models.special_tokens import special_tokens
-from headwise.models.text import generate_text
 from tests.parity.loaded_checks import saved
 from tests.parity.loaded_models import CASES, Case
 
@@ -111,5 +110,5 @@ def test_the_real_decoder() -> None:
     )
     assert torch.equal(got.ids, want)
     for prompt, row in zip(PROMPTS, want, strict=True):
-        text = generate_text(checkpoint, prompt, tokens=TOKENS)
-        assert text == tokenizer.decode(row, skip_special_tokens=True)
+        answer = text.generate(checkpoint, prompt, tokens=TOKENS)
+        assert answer == tokenizer.decode(row, skip_special_tokens=True)

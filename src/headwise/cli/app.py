@@ -17,10 +17,12 @@ from typing import Annotated, Any
 import typer
 
 from headwise import __version__
+from headwise.cli.generate import generate
 from headwise.cli.heap import keep_large_blocks_out_of_the_heap
 from headwise.cli.report import report
 from headwise.cli.scan import scan
 from headwise.cli.show import show
+from headwise.cli.train import train
 from headwise.errors import HeadwiseError
 
 __all__ = ["app", "main", "run"]
@@ -63,7 +65,7 @@ def _told(command: Callable[..., int]) -> Callable[..., int]:
     return run_command
 
 
-for _command in (report, scan, show):
+for _command in (report, scan, show, train, generate):
     app.command()(_told(_command))
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,6 @@ from headwise.models.seq2seq import EncoderDecoder
 __all__ = ["Choose", "Generated", "generate", "room", "stream"]
 
 Choose = Callable[[Tensor, Tensor], Tensor]
-GREEDY: Final = Choice()
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +49,7 @@ def generate(
     ids: Tensor,
     *,
     tokens: int,
-    choose: Choose = GREEDY,
+    choose: Choose | None = None,
     stop: Collection[int] = (),
     mask: Tensor | None = None,
     start: int | None = None,
@@ -82,7 +80,7 @@ def stream(
     ids: Tensor,
     *,
     tokens: int,
-    choose: Choose = GREEDY,
+    choose: Choose | None = None,
     stop: Collection[int] = (),
     mask: Tensor | None = None,
     start: int | None = None,
@@ -97,7 +95,8 @@ def stream(
         model: a decoder, or an encoder–decoder.
         ids: the prompts ``batch position``, padded on the left; of an encoder–decoder, the source.
         tokens: the most new tokens of a row.
-        choose: from logits ``batch vocab`` and the tokens seen in each row, to ids ``batch``.
+        choose: from logits ``batch vocab`` and the tokens seen in each row, to ids ``batch``;
+            None: greedy.
         stop: ids that end a row.
         mask: boolean ``batch position``, False where a row is padded; None: no padding.
         start: the id that an encoder–decoder's answer starts from; None: its own, if it has one.
@@ -144,7 +143,7 @@ def stream(
             "generation with an encoder, which predicts no next token",
             allowed="a decoder or an encoder–decoder",
         )
-    return _columns(model, prepare, ids, mask, tokens, choose, frozenset(stop), pad)
+    return _columns(model, prepare, ids, mask, tokens, choose or Choice(), frozenset(stop), pad)
 
 
 def room(model: Model, prompt: int) -> int | None:

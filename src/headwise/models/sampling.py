@@ -209,7 +209,7 @@ def choice(
     top_p: float | None = None,
     repetition_penalty: float | None = None,
     seed: int = 0,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
 ) -> Choice:
     """The choice in words. Greedy, unless a temperature, top-k or top-p asks for a draw.
 
@@ -219,7 +219,7 @@ def choice(
         top_p: draw from the fewest tokens that have the probability p together.
         repetition_penalty: θ for tokens that prompt and answer already hold.
         seed: of the draws.
-        device: where the logits are.
+        device: where the logits are; None: on the CPU.
 
     Raises:
         OptionError: a value that is not allowed.
@@ -244,4 +244,4 @@ def choice(
         return Choice(tuple(rules))
     if not -(1 << 63) <= seed < 1 << 64:
         raise OptionError(f"a seed of {seed}", allowed="a whole number of 64 bits")
-    return Choice(tuple(rules), Draw(torch.Generator(device).manual_seed(seed)))
+    return Choice(tuple(rules), Draw(torch.Generator(device or "cpu").manual_seed(seed)))

@@ -17,17 +17,18 @@ from torch import Tensor
 from headwise.errors import ModelError, OptionError, TextError
 from headwise.models.build import Model
 from headwise.models.checkpoints import Checkpoint, load
-from headwise.models.generation import room, stream
+from headwise.models.generation import room
+from headwise.models.generation import stream as stream_ids
 from headwise.models.sampling import Choice, Forbid, choice
 from headwise.models.special_tokens import special_tokens
 
-__all__ = ["Pieces", "generate_text", "stream_text", "until"]
+__all__ = ["Pieces", "generate", "stream", "until"]
 
 _TOKENS: Final = 100
 _BEFORE: Final = 8  # tokens of the prompt that the answer is decoded behind
 
 
-def generate_text(
+def generate(
     model: str | Path | Checkpoint | Model,
     text: str,
     *,
@@ -39,7 +40,7 @@ def generate_text(
     repetition_penalty: float | None = None,
     seed: int = 0,
     stop: Collection[str] = (),
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
 ) -> str:
     """How a model goes on from a text (an encoder–decoder: what it answers).
@@ -58,8 +59,8 @@ def generate_text(
         repetition_penalty: above 1, makes tokens of prompt and answer less likely.
         seed: of the draws.
         stop: texts that end the answer; they are not part of it.
-        dtype: of the parameters of a model that is loaded here; None: as stored.
-        device: where such a model runs; None: the CPU.
+        dtype: of a model that is loaded here, such as "bfloat16"; None: as stored.
+        device: of a model that is loaded here, such as "cuda:0"; None: the CPU.
 
     Raises:
         OptionError: a value that is not allowed, or more tokens than the context leaves.
@@ -70,11 +71,11 @@ def generate_text(
         >>> from tokenizers import Tokenizer, models
         >>> from headwise.models import build, preset
         >>> words = Tokenizer(models.WordLevel({str(i): i for i in range(257)}, unk_token="0"))
-        >>> answer = generate_text(build(preset("tiny")), "7", tokenizer=words, tokens=3)
+        >>> answer = generate(build(preset("tiny")), "7", tokenizer=words, tokens=3)
         >>> len(answer.split())
         3
     """
-    pieces = stream_text(
+    pieces = stream(
         model,
         text,
         tokenizer=tokenizer,
@@ -91,7 +92,7 @@ def generate_text(
     return "".join(pieces)
 
 
-def stream_text(
+def stream(
     model: str | Path | Checkpoint | Model,
     text: str,
     *,
@@ -103,7 +104,7 @@ def stream_text(
     repetition_penalty: float | None = None,
     seed: int = 0,
     stop: Collection[str] = (),
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
 ) -> Iterator[str]:
     """The answer of ``generate`` in pieces, each as soon as its characters are certain.
@@ -115,7 +116,7 @@ def stream_text(
         >>> from tokenizers import Tokenizer, models
         >>> from headwise.models import build, preset
         >>> words = Tokenizer(models.WordLevel({str(i): i for i in range(257)}, unk_token="0"))
-        >>> pieces = stream_text(build(preset("tiny")), "7", tokenizer=words, tokens=3)
+        >>> pieces = stream(build(preset("tiny")), "7", tokenizer=words, tokens=3)
         >>> len(list(pieces))
         3
     """
@@ -128,8 +129,7 @@ def stream_text(
     choice(**rules, seed=seed)  # type: ignore[arg-type]  # refused before a model is read
     if isinstance(stop, str) or "" in stop:
         raise OptionError(f"stop is {stop!r}", allowed="texts of one character or more, in a list")
-    if not text:
-        raise TextError("the prompt is empty", to_do="give a text to go on from")
+    _check_prompt(text)
     loaded, words, path = _loaded(model, tokenizer, dtype, device)
     special = special_tokens(path, words)
     prompt = words.encode(text).ids
@@ -142,7 +142,7 @@ def stream_text(
     if tokens is None:
         left = room(loaded, len(prompt))
         tokens = _TOKENS if left is None else max(1, min(_TOKENS, left))
-    columns = stream(
+    columns = stream_ids(
         loaded,
         ids,
         tokens=tokens,
@@ -153,14 +153,28 @@ def stream_text(
     return until(_decoded(columns, words.decode, before, special.stop), stop)
 
 
+def _check_prompt(text: str) -> None:
+    if not text:
+        raise TextError("the prompt is empty", to_do="give a text to go on from")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TextError(f"the prompt is not UTF-8: character {error.start} of it") from None
+
+
 def _loaded(
     model: str | Path | Checkpoint | Model,
     tokenizer: Tokenizer | None,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype | str | None,
     device: torch.device | str | None,
 ) -> tuple[Model, Tokenizer, Path | None]:
     if isinstance(model, str | Path):
         model = load(model, dtype=dtype, device=device)
+    elif dtype is not None or device is not None:
+        raise OptionError(
+            "a dtype or a device for a model that is loaded already",
+            to_do="convert the model itself: model.to(…)",
+        )
     path = None
     if isinstance(model, Checkpoint):
         tokenizer, path, model = tokenizer or model.tokenizer, model.path, model.model
