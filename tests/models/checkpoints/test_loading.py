@@ -17,6 +17,7 @@ import headwise as hw
 from headwise.errors import ModelError, OptionError
 from headwise.models import Decoder
 from headwise.models.checkpoints import load
+from tests.models.checkpoints import gguf_files
 from tests.parity.loaded_checks import saved
 from tests.parity.loaded_models import CASES
 
@@ -288,9 +289,29 @@ def test_dtypes_and_devices_by_name(change: Callable[..., Path]) -> None:
 
 def test_a_tokenizer_comes_along(change: Callable[..., Path]) -> None:
     folder = change("llama")
-    assert load(folder).tokenizer is None
+    loaded = load(folder)
+    assert (loaded.tokenizer, loaded.note) == (None, f"{folder} has no tokenizer.json")
     (folder / "tokenizer.json").write_text("{}")
     assert "tokenizer.json cannot be read" in refused(folder)
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    model = gguf_files.build("llama")
+    text = "It was the best of times, it was the worst of times."
+    words = gguf_files.trained(text, "smollm")
+    gguf_files.write(tmp_path / "m.gguf", "llama", model, tokenizer=words)
+    loaded = load(tmp_path / "m.gguf", dtype="float64")
+    assert (loaded.path, loaded.note) == (tmp_path / "m.gguf", None)
+    assert loaded.tokenizer is not None
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode(text).ids) == text
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float64}
+    # A tokenizer of another kind does not keep the model away.
+    gguf_files.write(tmp_path / "n.gguf", "llama", model, tokenizer={**words, "model": "llama"})
+    other = load(tmp_path / "n.gguf")
+    assert other.tokenizer is None
+    assert "has a tokenizer of the kind 'llama'; allowed: gpt2" in str(other.note)
+    gguf_files.write(tmp_path / "x.gguf", "llama", model, leave_out=("output_norm.weight",))
+    assert f"{tmp_path / 'x.gguf'} lacks model.norm.weight; fetch" in refused(tmp_path / "x.gguf")
 
 
 def test_the_public_names() -> None:

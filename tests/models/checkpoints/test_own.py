@@ -17,6 +17,7 @@ from headwise.models import Architecture, Rotary, Stack, Unembedding, build, pre
 from headwise.models.checkpoints import load, save
 from headwise.models.low_rank import add_low_rank, remove_low_rank
 from headwise.positions import LongRope
+from headwise.training.checkpoint import write_model
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -127,6 +128,17 @@ def test_nothing_else_is_lost(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"the folder holds config\.json, which would be lost"):
         save(build(preset("tiny")), tmp_path / "m")
     assert os.listdir(tmp_path / "m") == ["config.json"]
+
+
+def test_the_folder_of_a_run_is_one_of_ours(tmp_path: Path) -> None:
+    model = build(preset("tiny"), seed=3)
+    weights = {name: each.detach() for name, each in model.named_parameters()}
+    write_model(tmp_path, model.architecture, weights)
+    (tmp_path / "log.jsonl").touch()
+    loaded = load(tmp_path).model
+    assert loaded.architecture == model.architecture
+    ids = torch.arange(11)[None]
+    assert torch.equal(loaded(ids), model(ids))
 
 
 def test_a_model_with_adapters_is_not_written(tmp_path: Path) -> None:

@@ -40,12 +40,15 @@ FAMILIES: Final[tuple[Family, ...]] = (GPT2, GPT_NEOX, LLAMA, GEMMA2, BERT, MARI
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A model in evaluation mode, its tokenizer (None: the folder has no tokenizer.json), and
-    where both came from."""
+    """A model in evaluation mode, its tokenizer, and where both came from.
+
+    ``tokenizer`` is None where there is none that can be read; ``note`` then says why.
+    """
 
     model: Model
     tokenizer: Tokenizer | None
     path: Path
+    note: str | None = None
 
 
 def load(
@@ -84,13 +87,13 @@ def load(
     if here.is_file():
         return _from_gguf(here, wanted, place)
     if (here / ARCHITECTURE).is_file():
-        return Checkpoint(read_own(here, dtype=wanted, device=place), _tokenizer(here), here)
+        return _with_tokenizer(read_own(here, dtype=wanted, device=place), here)
     config = read_config(here)
     family = _family(config.get("model_type"), here)
     stored = TensorFiles.open(here)
     settings = Settings(config, str(here / "config.json"))
     model = assemble(family, settings, stored, dtype=wanted, device=place, source=str(here))
-    return Checkpoint(model, _tokenizer(here), here)
+    return _with_tokenizer(model, here)
 
 
 def _one_device(device: torch.device | str | None) -> str:
@@ -110,7 +113,10 @@ def _from_gguf(file: Path, dtype: torch.dtype | None, device: str) -> Checkpoint
     stored = GgufFile.open(file)
     settings = Settings(stored.config(), str(file))
     model = assemble(LLAMA, settings, stored, dtype=dtype, device=device, source=str(file))
-    return Checkpoint(model, tokenizer_from_gguf(stored), file)
+    try:
+        return Checkpoint(model, tokenizer_from_gguf(stored), file)
+    except ModelError as error:
+        return Checkpoint(model, None, file, note=str(error))
 
 
 def _family(model_type: object, folder: Path) -> Family:
@@ -125,12 +131,12 @@ def _family(model_type: object, folder: Path) -> Family:
     )
 
 
-def _tokenizer(folder: Path) -> Tokenizer | None:
+def _with_tokenizer(model: Model, folder: Path) -> Checkpoint:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        return None
+        return Checkpoint(model, None, folder, note=f"{folder} has no tokenizer.json")
     try:
-        return Tokenizer.from_file(str(path))
+        return Checkpoint(model, Tokenizer.from_file(str(path)), folder)
     except Exception as error:  # the library raises no narrower one
         raise ModelError(f"{path} cannot be read: {error}", to_do="fetch the file again") from None
 
