@@ -15,7 +15,7 @@ from headwise.models import Context, Rotary
 from headwise.models.context import as_mask
 from headwise.positions import frequencies, rotate
 from tests.attention.problems import rand
-from tests.models.architectures import SCALINGS
+from tests.models.architectures import CONTEXT, SCALINGS
 from tests.tolerance import UNIT, assert_close, finite_max
 
 
@@ -31,12 +31,12 @@ def test_positions_count_on_from_what_is_cached() -> None:
 @pytest.mark.parametrize("word", [None, *SCALINGS])
 def test_turns_are_those_of_the_positions_and_computed_once(word: str | None) -> None:
     rotary = Rotary(width=4, base=100.0, scaling=None if word is None else SCALINGS[word])
-    made = context(past=3)
+    made = context(past=CONTEXT)  # beyond the trained length of those that look at it
     turns = made.turns(rotary)
     assert made.turns(Rotary(**dict(rotary))) is turns
-    inv_freq, factor = frequencies(4, base=100.0, scaling=rotary.scaling, length=8)
+    inv_freq, factor = frequencies(4, base=100.0, scaling=rotary.scaling, length=CONTEXT + 5)
     x = rand(2, 3, 5, 7, dtype=torch.float64)
-    want = rotate(x, torch.arange(3, 8), inv_freq, factor=factor)
+    want = rotate(x, torch.arange(CONTEXT, CONTEXT + 5), inv_freq, factor=factor)
     a, b, rest = x[..., :2], x[..., 2:4], x[..., 4:]
     got = torch.cat((a * turns.cos - b * turns.sin, a * turns.sin + b * turns.cos, rest), -1)
     assert_close(got, want, 16 * UNIT[torch.float64] * finite_max(x))

@@ -121,7 +121,7 @@ def test_bfloat16_is_near_float32(norm: str) -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"qk_norm": "head"}, {"qk_norm": "all", "softcap": 2.0, "norm": "layer"}, {"sinks": True}],
+    [{}, {"qk_norm": "head"}, {"qk_norm": "all", "softcap": 2.0}, {"sinks": True}],
     ids=["plain", "norms", "norms and softcap", "sinks"],
 )
 def test_autocast_trains_every_way(more: dict[str, Any]) -> None:
