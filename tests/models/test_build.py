@@ -109,6 +109,15 @@ def test_a_source_is_read_whole_without_positions() -> None:
     assert {a.mask for a in attentions(model.encoder)} == {Everything()}  # type: ignore[arg-type,union-attr]
 
 
+def test_sinks_stand_in_self_attention_only() -> None:
+    own = Stack(**CAUSAL, causal=False)
+    reads = Stack(**CAUSAL, cross=True, sinks=True)
+    model = build(Architecture(vocab=17, d_model=12, context=13, encoder=own, decoder=reads))
+    found = attentions(model.decoder)  # type: ignore[arg-type]
+    assert [a.sinks is not None for a in found] == [not a.cross for a in found]
+    assert {a.cross for a in found} == {False, True}
+
+
 def test_biases_of_distances() -> None:
     assert isinstance(decoder(alibi=True).decoder.bias, AlibiBias)  # type: ignore[union-attr]
     bias = decoder(relative=Relative(buckets=8, max_distance=9)).decoder.bias  # type: ignore[union-attr]
