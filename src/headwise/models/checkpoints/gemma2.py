@@ -45,15 +45,15 @@ def _architecture(settings: Settings, names: Names) -> Architecture:
         d_head=d_head,
         d_ff=settings.whole("intermediate_size"),
         norm="rms+1",
-        norm_eps=settings.number("rms_norm_eps", 1e-6),
+        norm_eps=settings.positive("rms_norm_eps", 1e-6),
         placement="sandwich",
         activation=settings.word("hidden_activation", ACTIVATION_WORDS, "gelu_pytorch_tanh"),
         qkv_bias=bias,
         output_bias=bias,
         rotary=rotary(settings, d_head, context=context),
         windows=windows_of(settings, alternating, window),
-        softcap=settings.number_or_none("attn_logit_softcapping", 50.0),
-        scales=(settings.number("query_pre_attn_scalar", 256.0) ** -0.5,),
+        softcap=settings.positive_or_none("attn_logit_softcapping", 50.0),
+        scales=(settings.positive("query_pre_attn_scalar", 256.0) ** -0.5,),
         attention_dropout=settings.number("attention_dropout", 0.0),
     )
     return Architecture.checked(
@@ -65,7 +65,7 @@ def _architecture(settings: Settings, names: Names) -> Architecture:
         embedding=Embedding(scale=math.sqrt(width)),
         unembedding=Unembedding(
             tied=is_tied(settings, names, _HEADS, default=True),
-            softcap=settings.number_or_none("final_logit_softcapping", 30.0),
+            softcap=settings.positive_or_none("final_logit_softcapping", 30.0),
         ),
     )
 

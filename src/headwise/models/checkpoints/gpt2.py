@@ -45,7 +45,7 @@ def _architecture(settings: Settings, names: Names) -> Architecture:
         d_head=d_head,
         d_ff=settings.whole("n_inner", 4 * width),
         norm="layer",
-        norm_eps=settings.number("layer_norm_epsilon", 1e-5),
+        norm_eps=settings.positive("layer_norm_epsilon", 1e-5),
         activation=settings.word("activation_function", ACTIVATION_WORDS, "gelu_new"),
         gated=False,
         qkv_bias=True,

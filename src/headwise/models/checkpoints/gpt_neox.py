@@ -47,7 +47,7 @@ def _architecture(settings: Settings, names: Names) -> Architecture:
         d_head=d_head,
         d_ff=settings.whole("intermediate_size"),
         norm="layer",
-        norm_eps=settings.number("layer_norm_eps", 1e-5),
+        norm_eps=settings.positive("layer_norm_eps", 1e-5),
         placement="parallel" if settings.flag("use_parallel_residual", True) else "pre",
         activation=settings.word("hidden_act", ACTIVATION_WORDS, "gelu"),
         gated=False,

@@ -47,7 +47,7 @@ def _architecture(settings: Settings, names: Names) -> Architecture:
         kv_heads=_kv_heads(settings, kind, heads),
         d_head=d_head,
         d_ff=settings.whole("intermediate_size"),
-        norm_eps=settings.number("rms_norm_eps", 1e-6),
+        norm_eps=settings.positive("rms_norm_eps", 1e-6),
         activation=settings.word("hidden_act", ACTIVATION_WORDS, "silu"),
         feed_forward_bias=kind == "llama" and settings.flag("mlp_bias", False),
         **_biases(settings, kind),

@@ -15,7 +15,7 @@ from typing import Any, Final
 from headwise.errors import ModelError
 from headwise.models.architecture import Rotary
 from headwise.models.checkpoints.settings import Settings
-from headwise.positions import DynamicNTK, Linear, Llama3, LongRope, Scaling, YaRN
+from headwise.positions import DynamicNTK, Linear, Llama3, LongRope, Scaling, YaRN, frequencies
 
 __all__ = ["rotary"]
 
@@ -63,11 +63,13 @@ def rotary(
         )
     theta = table.number("rope_theta", outer_base)
     kind = inner.get("rope_type") or inner.get("type") or "default"
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ModelError(f"{name} is of the type {kind!r}", allowed=", ".join(_KINDS))
     scaling = _KINDS[kind](table, context, length)
     table.finish()
-    return Rotary.checked(width=int(d_head * share), base=theta, scaling=scaling)
+    found = Rotary.checked(width=int(d_head * share), base=theta, scaling=scaling)
+    frequencies(found.width, base=theta, scaling=scaling)  # refuses what cannot be computed
+    return found
 
 
 def _inner(settings: Settings) -> tuple[str, Mapping[str, Any]]:

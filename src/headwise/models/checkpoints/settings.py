@@ -7,6 +7,7 @@ understood could change what the model computes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -89,6 +90,20 @@ class Settings:
         value = self.get(key, default)
         return None if value is None else self._number(key, value)
 
+    def positive(self, key: str, default: float) -> float:
+        """A number above 0."""
+        value = self.number(key, default)
+        if value <= 0:
+            raise self.refusal(key, "a number above 0")
+        return value
+
+    def positive_or_none(self, key: str, default: float | None = None) -> float | None:
+        """A number above 0, or None where the file says null."""
+        value = self.number_or_none(key, default)
+        if value is not None and value <= 0:
+            raise self.refusal(key, "a number above 0, or null")
+        return value
+
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
         value = self.get(key)
@@ -102,7 +117,7 @@ class Settings:
         """What a word stands for."""
         value = self.get(key)
         value = default if value is None else value
-        if value not in words:
+        if not isinstance(value, str) or value not in words:
             raise self.refusal(key, ", ".join(words))
         return words[value]
 
@@ -149,6 +164,7 @@ class Settings:
         return value
 
     def _number(self, key: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not abs(value) < math.inf:
             raise self.refusal(key, "a number")
         return float(value)
