@@ -73,6 +73,14 @@ def test_a_scan_is_what_observing_by_hand_gives(folder: Path) -> None:
     assert "transformers" not in about["versions"]
 
 
+def test_what_load_returned_is_scanned(folder: Path) -> None:
+    found = hw.scan(hw.load(folder), TEXT, tokens=53)
+    assert found.record.about["model"] == "small"
+    assert_same(found.record, hw.scan(folder, TEXT, tokens=53).record)
+    with pytest.raises(OptionError, match="a model that is in memory already"):
+        hw.scan(hw.load(folder), TEXT, dtype="bfloat16")
+
+
 def test_default_options_read_the_context(folder: Path) -> None:
     assert scan(folder, rows=3).record.about["tokens"] == 101
 

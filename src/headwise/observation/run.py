@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from headwise.errors import OptionError, ResourceError
+from headwise.models.checkpoints import Checkpoint
 from headwise.models.embedded import embedded_model
 from headwise.observation.attach import observe
 from headwise.observation.driver import Document
@@ -32,7 +33,7 @@ _NO_MEMORY: Final = re.compile(r"out of memory|not enough memory|can't allocate 
 
 
 def scan(
-    model_or_path: str | Path | nn.Module | LoadedModel | None = None,
+    model_or_path: str | Path | nn.Module | LoadedModel | Checkpoint | None = None,
     text: Text | None = None,
     *,
     tokens: int | None = None,
@@ -55,8 +56,9 @@ def scan(
     with nothing measured yet, the interruption goes on.
 
     Args:
-        model_or_path: a folder, a hub id, a GGUF file (see ``load_model``), or a model in memory,
-            which reads token ids; None: the small trained model inside the package.
+        model_or_path: a folder, a hub id, a GGUF file (see ``load_model``), what ``load`` returned,
+            or a model in memory, which reads token ids; None: the small trained model inside the
+            package.
         text: a text, several texts, token ids, or for an encoder-decoder also a pair ``(source,
             target)``; None reads the text that ships with the package. See ``tokenize`` for how it
             is cut into documents.
@@ -106,7 +108,7 @@ def scan(
 
 
 def _loaded(
-    given: str | Path | nn.Module | LoadedModel | None,
+    given: str | Path | nn.Module | LoadedModel | Checkpoint | None,
     dtype: str | torch.dtype | None,
     device: str | torch.device | None,
     trust_remote_code: bool,
@@ -120,6 +122,9 @@ def _loaded(
             "dtype and device were given with a model that is in memory already",
             to_do="leave them out, or move the model with .to(...) first",
         )
+    if isinstance(given, Checkpoint):
+        name = given.path.resolve().name.removesuffix(".gguf")
+        return wrap_model(given.model, given.tokenizer, name=name, path=str(given.path))
     return given if isinstance(given, LoadedModel) else wrap_model(given)
 
 
