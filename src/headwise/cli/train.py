@@ -109,8 +109,13 @@ def train(
     keep_blocks_for_reuse()
     others = int(os.environ.get("RANK", "0")) > 0  # of the processes of torchrun, one speaks
     quiet = given.pop("quiet") or others
-    with progress_bar(quiet) as progress:
-        result = _train(text, out, progress, given)
+    try:
+        with progress_bar(quiet) as progress:
+            result = _train(text, out, progress, given)
+    except KeyboardInterrupt:
+        line = f"headwise: stopped; the last checkpoint, if there is one, stands in {out}"
+        print(line, file=sys.stderr)
+        return 130
     if not quiet and not result.interrupted:
         typer.echo(_summary(result))
     if result.interrupted and not others:

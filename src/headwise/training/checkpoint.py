@@ -92,18 +92,21 @@ def restore(state: State, model: nn.Module, optimizer: Optimizer) -> None:
         raise FileError(
             f"the state of the run does not fit the model: {odd[0]} and {len(odd)} more"
         )
+    for name, parameter in parameters.items():
+        found = state.tensors[f"model.{name}"].shape
+        if found != parameter.shape:
+            raise FileError(
+                f"the state of the run does not fit the model: {name} has the shape"
+                f" {tuple(found)} there and {tuple(parameter.shape)} here"
+            )
     step = float(state.about["step"])
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(state.tensors[f"model.{name}"])
             optimizer.state[parameter] = {
-                "step": torch.tensor(step, dtype=torch.float32, device=_step_device(parameter)),
+                "step": torch.tensor(step, dtype=torch.float32, device=parameter.device),
                 **{m: state.tensors[f"{m}.{name}"].to(parameter.device) for m in _MOMENTS},
             }
-
-
-def _step_device(parameter: Tensor) -> torch.device:
-    return parameter.device  # where the fused optimizer keeps its count
 
 
 def _plain(tensor: Tensor) -> Tensor:

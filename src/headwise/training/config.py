@@ -35,7 +35,7 @@ class TrainConfig(BaseModel):
         (2, 16)
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: Sizes = Sizes()
     architecture: Architecture | None = None  # in full, in place of ``model``
@@ -124,9 +124,11 @@ def read_config(
     if isinstance(given.get("model"), Mapping) and isinstance(values.get("model"), Mapping):
         given["model"] = {**values["model"], **given["model"]}
     try:
-        return TrainConfig.model_validate({**values, **given})
+        config = TrainConfig.model_validate({**values, **given})
+        config.model.architecture(vocab=config.vocab, context=config.context)
     except ValidationError as error:
         raise OptionError(where + _first(error)) from None
+    return config
 
 
 def _values(base: TrainConfig | Mapping[str, Any] | str | Path | None) -> dict[str, Any]:

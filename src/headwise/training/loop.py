@@ -135,7 +135,7 @@ class _Run:
             found = self._one(interrupts.asked)
             # Over several processes all have to agree, which they do at the start of a step.
             stopped = found.stop or (self.here.count == 1 and interrupts.asked)
-            self._record(found, log, stopped)
+            self._record(found, log)
             if self.step % self.config.save_every == 0 or stopped or self.step == self.config.steps:
                 self._save(log)
         return TrainResult(
@@ -174,7 +174,7 @@ class _Run:
             self.step, peak=c.lr, steps=c.steps, warmup=c.warmup, shape=c.schedule, final=c.final_lr
         )
 
-    def _record(self, found: Step, log: Log | None, stopped: bool) -> None:
+    def _record(self, found: Step, log: Log | None) -> None:
         last = self.step == self.config.steps
         self.seconds = time.monotonic() - self._began
         if math.isfinite(found.loss):

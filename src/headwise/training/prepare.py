@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,13 +33,15 @@ class Prepared:
 
 
 def run_folder(out: str | Path, resume: bool) -> Path:
-    """The folder of the run, made if need be; one that holds a run is only entered to resume it.
+    """The folder of the run, looked at but not made; one that holds a run is entered to resume it.
 
     Raises:
-        OptionError: it holds a run or other things and ``resume`` is off.
-        FileError: it cannot be made, or is a file.
+        OptionError: it holds a run or a model and ``resume`` is off.
+        FileError: it is a file.
     """
     folder = Path(out).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise FileError(f"{folder} is a file", to_do="name a folder for the run")
     if not resume and (folder / STATE).exists():
         raise OptionError(
             f"{folder} holds a run already",
@@ -48,15 +49,15 @@ def run_folder(out: str | Path, resume: bool) -> Path:
         )
     if not resume and (folder / "model.safetensors").exists():
         raise OptionError(f"{folder} holds a model already", to_do="name another folder")
+    return folder
+
+
+def _made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise FileError(f"{folder} is a file", to_do="name a folder for the run") from None
     except OSError as error:
         reason = str(error.strerror).lower()
         raise FileError(f"cannot make the folder {folder}: {reason}") from None
-    if not os.access(folder, os.W_OK):
-        raise FileError(f"cannot write in the folder {folder}", to_do="name another")
     return folder
 
 
@@ -91,7 +92,7 @@ def prepare(
             f"the text {text} is not the one that the run in {folder} was trained on",
             to_do="name the same text to resume, or start another run in another folder",
         )
-    saved = folder / "tokenizer.json"
+    saved = _made(folder) / "tokenizer.json"
     if here.first:
         tokenizer = (
             Tokenizer.from_file(str(saved)) if state else chosen_tokenizer(config, documents)
