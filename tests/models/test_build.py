@@ -158,17 +158,28 @@ def test_weights_start_as_said() -> None:
             continue
         writes = name.endswith(("output.weight", "down.weight"))
         seen += writes
-        sigma = 0.02 / math.sqrt(6) if writes else 0.02
+        sigma = 1 / math.sqrt(3 * p.shape[1])
+        if writes:
+            sigma /= math.sqrt(6)
+        if name.startswith("embedding."):
+            sigma = 1.0  # the table is only read
         assert abs(float(p.detach().std()) - sigma) < 5 * sigma / math.sqrt(2 * p.numel()), name
         assert abs(float(p.detach().mean())) < 5 * sigma / math.sqrt(p.numel()), name
     assert seen == 6
+
+
+def test_a_table_that_gives_the_logits_starts_like_other_matrices() -> None:
+    model = build(preset("tiny"))
+    table = model.embedding.tokens.weight.detach()
+    sigma = 1 / math.sqrt(3 * 32)
+    assert abs(float(table.std()) - sigma) < 5 * sigma / math.sqrt(2 * table.numel())
 
 
 def test_writes_are_counted_in_their_own_stack() -> None:
     model = build(preset("transformer-base").model_copy(update={"vocab": 11}))
     for stack, writes in (("encoder", 12), ("decoder", 18)):
         p = model.get_parameter(f"{stack}.blocks.0.attention.branch.output.weight").detach()
-        sigma = 0.02 / math.sqrt(writes)
+        sigma = 1 / math.sqrt(3 * 512 * writes)
         assert abs(float(p.std()) - sigma) < 5 * sigma / math.sqrt(2 * p.numel())
 
 

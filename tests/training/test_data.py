@@ -67,11 +67,16 @@ def test_what_counts_is_what_an_earlier_copy_tells():
     seen = set()
     for step in range(40):
         batch = batches().at(step)
-        for ids, targets, counted, text in zip(*batch, strict=True):
+        for ids, targets, counted, text, documents in zip(*batch, strict=True):
             if bool(text):
+                assert not documents.any()
                 continue
             both = [*ids.tolist(), int(targets[-1])]
             begins = _blocks(counted.tolist())
+            # A document ends where the next block begins; the target of its last token is no
+            # longer in it, and does not count.
+            starts = [0, *((documents[1:] != documents[:-1]).nonzero().flatten() + 1).tolist()]
+            assert {b for b, _ in begins} <= set(starts)
             for i in range(29):
                 if counted[i]:
                     # the target stands one period before, in the same block
@@ -95,7 +100,7 @@ def _blocks(counted: list[bool]) -> list[tuple[int, int]]:
 
 def test_repeats_draw_every_token_and_no_other():
     repeats = Repeats(tokens=(2, 3, 5), shortest=3, longest=7)
-    ids, _ = repeats.sequence(np.random.default_rng(1), 499)
+    ids, _, _ = repeats.sequence(np.random.default_rng(1), 499)
     assert set(ids.tolist()) == {2, 3, 5}
 
 

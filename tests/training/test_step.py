@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from headwise.attention.masks import Documents
 from headwise.errors import OptionError
 from headwise.models.build import build
 from headwise.training import step as step_module
@@ -80,7 +81,9 @@ def test_losses_are_those_of_the_plain_forward_pass():
     found = step.gradient(4)
     batch = step._batches.at(4)
     each = nn.functional.cross_entropy(
-        step.model(batch.ids).detach().flatten(0, 1), batch.targets.flatten(), reduction="none"
+        step.model(batch.ids, mask=Documents(batch.documents)).detach().flatten(0, 1),
+        batch.targets.flatten(),
+        reduction="none",
     ).view(batch.targets.shape)
     on_text = each[batch.text]
     on_repeats = each[~batch.text][batch.counted[~batch.text]]
@@ -88,6 +91,24 @@ def test_losses_are_those_of_the_plain_forward_pass():
     assert found.repeated_loss == pytest.approx(float(on_repeats.mean()), rel=1e-12)
     both = torch.cat((on_text.flatten(), on_repeats))
     assert found.objective == pytest.approx(float(both.mean()), rel=1e-12)
+
+
+def test_a_block_of_repeats_is_predicted_from_itself_alone():
+    """Other blocks of the window change nothing; without documents they would."""
+    objective = step_module.Objective(stepper().model)
+    batch = next(b for i in range(9) if (b := stepper()._batches.at(i)).documents.any())
+    row = int(batch.documents.any(1).nonzero()[0])
+    ids, documents = batch.ids[[row]], batch.documents[[row]]
+    last = documents == documents.max()
+    other = torch.where(last, ids, (ids + 1) % 97)
+    weights = torch.ones_like(ids, dtype=torch.float32)
+    targets = batch.targets[[row]]
+
+    def losses(of, *rest):
+        return objective(of, targets, weights, *rest)[1][last]
+
+    assert losses(ids, documents).equal(losses(other, documents))
+    assert not losses(ids).equal(losses(other))
 
 
 def test_clipping_is_by_the_norm_of_all_gradients():
@@ -133,7 +154,9 @@ def test_the_loss_goes_through_the_whole_unembedding(architecture):
     found = other.gradient(2)
     batch = step._batches.at(2)
     each = nn.functional.cross_entropy(
-        other.model(batch.ids).detach().flatten(0, 1), batch.targets.flatten(), reduction="none"
+        other.model(batch.ids, mask=Documents(batch.documents)).detach().flatten(0, 1),
+        batch.targets.flatten(),
+        reduction="none",
     )
     assert found.objective == pytest.approx(float(each[batch.counted.flatten()].mean()), rel=1e-12)
 

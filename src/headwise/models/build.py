@@ -1,9 +1,10 @@
 """From an ``Architecture`` to a model: every word becomes a part, once, here.
 
-Weights start as normal numbers of standard deviation 0.02; projections that write into the
-residual stream have that divided by √(number of writes of their stack), so that the stream's
-variance does not grow with depth (Radford et al. 2019, GPT-2, section 2.3). Biases start at 0,
-gains at the identity.
+Weights start as normal numbers of variance 1/(3 · width they read), that of torch's linear layers;
+at GPT-2's widths this is its 0.02². Projections that write into the residual stream have it divided
+by the number of writes of their stack, so that the stream's variance does not grow with depth
+(Radford et al. 2019, GPT-2, section 2.3). Tables of an embedding that does not also give the logits
+start with variance 1. Biases start at 0, gains at the identity.
 """
 
 from __future__ import annotations
@@ -235,16 +236,21 @@ def _norm(stack: Stack, width: int) -> nn.Module:
 
 
 @torch.no_grad()
-def _initialise(model: nn.Module, generator: torch.Generator) -> None:
+def _initialise(model: Model, generator: torch.Generator) -> None:
     writers = [name for name, _ in model.named_modules() if name.endswith((".output", ".down"))]
     writes = Counter(name.partition(".")[0] for name in writers)  # of each stack
+    unembedding = model.architecture.unembedding
+    read_only = unembedding is None or not unembedding.tied
     for name, parameter in model.named_parameters():
-        if parameter.dim() >= 2:
-            writer = name.endswith((".output.weight", ".down.weight"))
-            std = 0.02 / math.sqrt(writes[name.partition(".")[0]]) if writer else 0.02
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
-        else:
+        if parameter.dim() < 2:
             parameter.zero_()
+            continue
+        std = 1 / math.sqrt(3 * parameter.shape[-1])
+        if name.startswith("embedding.") and read_only:
+            std = 1.0
+        elif name.endswith((".output.weight", ".down.weight")):
+            std /= math.sqrt(writes[name.partition(".")[0]])
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
     for module in model.modules():
         if isinstance(module, LayerNorm | RMSNorm):
             nn.init.ones_(module.weight)

@@ -28,15 +28,18 @@ class Batch(NamedTuple):
     targets: Tensor
     counted: Tensor
     text: Tensor  # (batch,) bool: False for repeated random tokens
+    documents: Tensor  # (batch, position) int64: attention stays inside a document
 
 
 @dataclass(frozen=True)
 class Repeats:
     """Random tokens in blocks; each block repeats a period of ``shortest`` to ``longest`` tokens.
 
-    A block holds 2 to ``copies`` copies of its period; the next block draws a new one. The period
-    varies, since with a fixed period a fixed offset would do and no head would have to look for
-    the token. Only tokens from the second copy on can be predicted: the others do not count.
+    A block holds 2 to ``copies`` copies of its period; the next block draws a new one, and is a
+    document of its own: among many periods the first step to an induction head, attending to
+    what was there at all, lowers the loss too little to be found. The period varies, since with a
+    fixed period a fixed offset would do and no head would have to look for the token. Only tokens
+    from the second copy on can be predicted: the others do not count.
     """
 
     tokens: tuple[int, ...]
@@ -45,15 +48,18 @@ class Repeats:
     copies: int = 4
 
     def sequence(self, generator: np.random.Generator, length: int) -> tuple[np.ndarray, ...]:
-        """``length`` tokens, and for each whether it repeats an earlier one of its block.
+        """``length`` tokens; for each whether it repeats an earlier one; the number of its block.
 
         Example:
             >>> repeats = Repeats(tokens=tuple(range(100)), shortest=3, longest=3, copies=2)
-            >>> ids, known = repeats.sequence(np.random.default_rng(0), 6)
-            >>> bool((ids[:3] == ids[3:]).all()), known.tolist()
-            (True, [False, False, False, True, True, True])
+            >>> ids, known, blocks = repeats.sequence(np.random.default_rng(0), 6)
+            >>> bool((ids[:3] == ids[3:]).all()), known.tolist(), blocks.tolist()
+            (True, [False, False, False, True, True, True], [0, 0, 0, 0, 0, 0])
         """
-        parts, marks, total = [], [], 0
+        parts: list[np.ndarray] = []
+        marks: list[np.ndarray] = []
+        blocks: list[np.ndarray] = []
+        total = 0
         tokens = np.asarray(self.tokens, dtype=np.int64)
         while total < length:
             period = int(generator.integers(self.shortest, self.longest + 1))
@@ -61,8 +67,9 @@ class Repeats:
             block = tokens[generator.integers(0, len(tokens), period)]
             parts.append(np.tile(block, copies))
             marks.append(np.arange(period * copies) >= period)
+            blocks.append(np.full(period * copies, len(blocks)))
             total += period * copies
-        return np.concatenate(parts)[:length], np.concatenate(marks)[:length]
+        return tuple(np.concatenate(made)[:length] for made in (parts, marks, blocks))
 
 
 @dataclass(frozen=True)
@@ -87,30 +94,33 @@ class Batches:
             >>> bool((batches.at(7, range(1, 2)).ids == whole.ids[1:2]).all())
             True
         """
-        rows, counted, text = [], [], []
+        rows, counted, text, documents = [], [], [], []
         for place in range(self.size) if sequences is None else sequences:
-            made, counts, is_text = self._sequence(step, place)
+            made, counts, is_text, blocks = self._sequence(step, place)
             rows.append(made)
             counted.append(counts)
             text.append(is_text)
+            documents.append(blocks)
         both = torch.from_numpy(np.stack(rows))
         return Batch(
             both[:, :-1].contiguous(),
             both[:, 1:].contiguous(),
             torch.from_numpy(np.stack(counted)),
             torch.tensor(text),
+            torch.from_numpy(np.stack(documents)),
         )
 
-    def _sequence(self, step: int, place: int) -> tuple[np.ndarray, np.ndarray, bool]:
+    def _sequence(self, step: int, place: int) -> tuple[np.ndarray, np.ndarray, bool, np.ndarray]:
         # A counter-based generator: its key alone decides what it draws.
         key = np.array([self.seed, (step << 24) + place], dtype=np.uint64)
         generator = np.random.Generator(np.random.Philox(key=key))
         if self.repeats is not None and is_repeated(step * self.size + place, self.repeated):
-            ids, known = self.repeats.sequence(generator, self.context + 1)
-            return ids, known[1:], False
+            ids, known, blocks = self.repeats.sequence(generator, self.context + 1)
+            return ids, known[1:], False, blocks[:-1]
         start = int(generator.integers(0, len(self.tokens) - self.context))
         window = self.tokens[start : start + self.context + 1].astype(np.int64)
-        return window, np.ones(self.context, dtype=bool), True
+        whole = np.zeros(self.context, dtype=np.int64)
+        return window, np.ones(self.context, dtype=bool), True, whole
 
 
 def is_repeated(number: int, share: float) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from headwise.attention.masks import Documents
 from headwise.errors import OptionError
 from headwise.training.config import TrainConfig
 from headwise.training.data import Batch, Batches
@@ -35,8 +36,11 @@ class Objective(nn.Module):
         self.model = model
         self._unembedding = _unembedding_parameters(model)
 
-    def forward(self, ids: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.model.hidden(ids)
+    def forward(
+        self, ids: Tensor, targets: Tensor, weights: Tensor, documents: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        mask = None if documents is None else Documents(documents)
+        hidden = self.model.hidden(ids, mask=mask)
         loss, each = next_token_loss(
             hidden.flatten(0, 1),
             targets.flatten(),
@@ -126,11 +130,12 @@ class Stepper:
 
     def _pull(self, batch: Batch, counted: float) -> Tensor:
         """The backward pass of a micro-batch; sums and counts of loss on text and on repeats."""
-        ids, targets, counts, text = (part.to(self._here.device) for part in batch)
+        documents = batch.documents if batch.documents.any() else None  # else plain causal
+        ids, targets, counts, text = (part.to(self._here.device) for part in batch[:4])
         # DDP takes the mean over processes, and the loss is a mean over all their tokens.
         weights = counts * (self._here.count / counted)
         with autocast(self._config, self._here.device):
-            loss, each = self._objective(ids, targets, weights.float())
+            loss, each = self._objective(ids, targets, weights.float(), documents)
         loss.backward()
         each = torch.where(counts, each.to(_wide(each.device)), 0)
         of_text = text[:, None] & counts
