@@ -1,15 +1,17 @@
-"""Our own models against the same models elsewhere: forward, training step, encoder.
+"""Our own models against the same models elsewhere: forward, training step, decoding, encoder.
 
     python benchmarks/models.py [--sizes llama-15m smollm2-135m] [--lengths 512 2048]
-                                [--work forward train encoder] [--threads 1] [--repeats 5]
+                                [--work forward train generate encoder] [--threads 1] [--repeats 5]
 
 The decoder has the weights of a random transformers ``LlamaForCausalLM`` (sdpa attention) and is
 asserted to give the same logits; the encoder has the sizes of ``torch.nn.TransformerEncoder`` (six
 layers, norms after each sublayer, ReLU) without its embedding. ``forward`` is logits of every
-position without gradients; ``train`` is next-token loss, backward and one AdamW step. The two take
-turns in one process. ``ratio`` is the median over the repeats of our time / theirs in the same
-turn, smallest and largest beside it; CPU time with one thread, wall time with more. ``memory`` is
-the growth of the peak (Linux) during one pass, ours / theirs, smallest of all turns.
+position without gradients; ``train`` is next-token loss, backward and one AdamW step;
+``generate`` is greedy decoding of 64 tokens with a key-value cache, n tokens with the prompt
+(``model.generate`` with its dynamic cache, the default; asserted to give the same tokens). The two
+take turns in one process. ``ratio`` is the median over the repeats of our time / theirs in the
+same turn, smallest and largest beside it; CPU time with one thread, wall time with more.
+``memory`` is the growth of the peak (Linux) during one pass, ours / theirs, smallest of all turns.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from headwise.cli.heap import keep_large_blocks_out_of_the_heap
 from headwise.models import Architecture, Context, Decoder, build, preset, transformer_sizes
+from headwise.models.generation import generate
 from headwise.training.step import Objective
 
+TOKENS = 64
 Run = Callable[[], object]
 
 
@@ -99,6 +103,8 @@ def decoder_runs(a: Architecture, n: int, work: str) -> dict[str, Run]:
     with torch.no_grad():
         x, y = own(ids[:, :64]), model(ids[:, :64]).logits
     assert (x - y).abs().max() < 1e-5 * y.abs().max()
+    if work == "generate":
+        return generating(own, model, ids[:, : n - TOKENS])
     if work == "forward":
 
         def forward(call: Callable[[], object]) -> Run:
@@ -128,6 +134,23 @@ def decoder_runs(a: Architecture, n: int, work: str) -> dict[str, Run]:
     return {"ours": ours, "transformers": other}
 
 
+def generating(own: Decoder, model: LlamaForCausalLM, ids: Tensor) -> dict[str, Run]:
+    mask = torch.ones_like(ids)
+
+    def ours(tokens: int = TOKENS) -> list[int]:
+        return generate(own, ids, tokens=tokens).rows()[0]
+
+    def other(tokens: int = TOKENS) -> list[int]:
+        return model.generate(
+            ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens,
+            do_sample=False, pad_token_id=0,
+        )[0, ids.shape[1] :].tolist()  # fmt: skip
+
+    model.generation_config.eos_token_id = None
+    assert ours(8) == other(8)
+    return {"ours": ours, "transformers": other}
+
+
 def encoder_runs(n: int) -> dict[str, Run]:
     layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True)
     torch.manual_seed(0)
@@ -149,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", nargs="+", default=["llama-15m", "smollm2-135m"])
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048])
-    parser.add_argument("--work", nargs="+", default=["forward", "train", "encoder"])
+    parser.add_argument("--work", nargs="+", default=["forward", "train", "generate", "encoder"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()

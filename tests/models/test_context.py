@@ -13,7 +13,7 @@ from headwise.attention.masks import Causal, Dense, Documents, Everything, KeyPa
 from headwise.errors import ShapeError
 from headwise.models import Context, Rotary
 from headwise.models.context import as_mask
-from headwise.positions import frequencies, rotate
+from headwise.positions import frequencies, rotate, turn
 from tests.attention.problems import rand
 from tests.models.architectures import CONTEXT, SCALINGS
 from tests.tolerance import UNIT, assert_close, finite_max
@@ -37,9 +37,7 @@ def test_turns_are_those_of_the_positions_and_computed_once(word: str | None) ->
     inv_freq, factor = frequencies(4, base=100.0, scaling=rotary.scaling, length=CONTEXT + 5)
     x = rand(2, 3, 5, 7, dtype=torch.float64)
     want = rotate(x, torch.arange(CONTEXT, CONTEXT + 5), inv_freq, factor=factor)
-    a, b, rest = x[..., :2], x[..., 2:4], x[..., 4:]
-    got = torch.cat((a * turns.cos - b * turns.sin, a * turns.sin + b * turns.cos, rest), -1)
-    assert_close(got, want, 16 * UNIT[torch.float64] * finite_max(x))
+    assert_close(turn(x, turns), want, 16 * UNIT[torch.float64] * finite_max(x))
     assert made.turns(Rotary(width=4, base=99.0)) is not turns
 
 

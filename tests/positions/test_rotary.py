@@ -21,6 +21,8 @@ from headwise.positions import (
     half_order,
     rotate,
     rotation,
+    spread,
+    turn,
 )
 
 F64 = torch.float64
@@ -205,3 +207,22 @@ def test_bad_input_is_refused():
         rotate(x, ids, inv_freq, layout="pairs")
     with pytest.raises(OptionError, match="layout of pairs is None"):
         apply_rotation(x, Rotation(torch.ones(5, 3), torch.ones(5, 3)), layout=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("width", [6, 10])
+def test_turning_by_a_spread_rotation_is_applying_it(layout, batched, width):
+    x = torch.randn(2, 3, 5, 10, dtype=torch.float64, requires_grad=True)
+    ids = torch.randint(0, 99, (2, 5) if batched else (5,))
+    turns = rotation(ids, frequencies(width).inv_freq, factor=1.3, dtype=torch.float64)
+    want = apply_rotation(x, turns, layout=layout)
+    got = turn(x, spread(turns, layout=layout))
+    bound = 4 * 2.0**-52 * 1.3 * float(x.abs().max())
+    assert float((got - want).abs().max()) <= bound
+    pull = torch.randn_like(x)
+    (one,) = torch.autograd.grad(want, x, pull)
+    (other,) = torch.autograd.grad(got, x, pull)
+    assert float((one - other).abs().max()) <= 4 * 2.0**-52 * 1.3 * float(pull.abs().max())
+    half = turn(x.detach().bfloat16(), spread(rotation(ids, frequencies(width).inv_freq)))
+    assert half.dtype == torch.bfloat16

@@ -27,7 +27,7 @@ from headwise.models.architecture import Rotary
 from headwise.models.cache import Slot
 from headwise.models.context import Context
 from headwise.models.fused import Attending, compute, weights
-from headwise.positions import apply_rotation
+from headwise.positions import turn
 
 __all__ = ["MultiHeadAttention"]
 
@@ -139,9 +139,8 @@ class MultiHeadAttention(nn.Module):
         if self.key_norm is not None:
             k = self.key_norm(k)
         if self.rotary is not None:
-            turns, layout = context.turns(self.rotary), self.rotary.layout
-            q = apply_rotation(q, turns, layout=layout)
-            k = apply_rotation(k, turns, layout=layout)
+            turns = context.turns(self.rotary)
+            q, k = turn(q, turns), turn(k, turns)
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast, norms answer in float32
         return (q, k, v) if slot is None else (q, *slot.append(k, v))
 

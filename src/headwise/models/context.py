@@ -15,7 +15,7 @@ from headwise.attention.bias import BiasFunction
 from headwise.attention.masks import Dense, KeyPadding, Mask
 from headwise.errors import ShapeError
 from headwise.models.architecture import Rotary
-from headwise.positions import Rotation, frequencies, rotation
+from headwise.positions import Spread, frequencies, rotation, spread
 
 __all__ = ["Context", "as_mask"]
 
@@ -34,7 +34,7 @@ class Context:
     bias: Tensor | BiasFunction | None = None  # of self-attention; batch head query key
     source: Tensor | None = None  # what cross-attention reads: (batch, key, d_model)
     source_visible: Mask | None = None
-    _turns: dict[Rotary, Rotation] = field(default_factory=dict)
+    _turns: dict[Rotary, Spread] = field(default_factory=dict)
     _blocks: dict[tuple[Mask, int], Tensor] = field(default_factory=dict)
 
     @property
@@ -48,8 +48,8 @@ class Context:
             self.position_ids = torch.arange(self.past, self.keys, device=self.device)
         return self.position_ids
 
-    def turns(self, rotary: Rotary) -> Rotation:
-        """Cosines and sines of the positions, once for all layers that turn alike."""
+    def turns(self, rotary: Rotary) -> Spread:
+        """The rotation of the positions, once for all layers that turn alike."""
         found = self._turns.get(rotary)
         if found is None:
             ids = self.positions()
@@ -59,7 +59,8 @@ class Context:
             )
             dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
             # float32 angles, as the models were trained; float64 models keep float64 angles.
-            found = rotation(ids, inv_freq.to(dtype), factor=factor, dtype=dtype)
+            turns = rotation(ids, inv_freq.to(dtype), factor=factor, dtype=dtype)
+            found = spread(turns, layout=rotary.layout)
             self._turns[rotary] = found
         return found
 

@@ -121,10 +121,15 @@ def _array(call: Attending, bias: Tensor | None) -> Tensor:
 def _fused(
     call: Attending, k: Tensor, v: Tensor, causal: bool = False, mask: Tensor | None = None
 ) -> Tensor:
-    return functional.scaled_dot_product_attention(
-        call.q, k, v, attn_mask=mask, dropout_p=call.dropout, is_causal=causal, scale=call.scale,
-        enable_gqa=call.q.shape[1] != k.shape[1],
+    q, (batch, kv_heads) = call.q, k.shape[:2]
+    if mask is None and q.shape[2] == 1:
+        # One query: the heads that share keys become the rows of one product.
+        q = q.reshape(batch, kv_heads, -1, q.shape[3])
+    out = functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=call.dropout, is_causal=causal, scale=call.scale,
+        enable_gqa=q.shape[1] != kv_heads,
     )  # fmt: skip
+    return out if q is call.q else out.view(batch, call.q.shape[1], 1, -1)
 
 
 def _dense(call: Attending) -> Tensor:

@@ -8,7 +8,16 @@ from headwise.positions.alibi import alibi, alibi_bias, slopes
 from headwise.positions.layout import Layout, half_order
 from headwise.positions.learned import LearnedPositions
 from headwise.positions.relative import t5_bias, t5_bias_function, t5_bucket
-from headwise.positions.rotary import Rotation, apply_rotation, frequencies, rotate, rotation
+from headwise.positions.rotary import (
+    Rotation,
+    Spread,
+    apply_rotation,
+    frequencies,
+    rotate,
+    rotation,
+    spread,
+    turn,
+)
 from headwise.positions.scalings import (
     DynamicNTK,
     Frequencies,
@@ -32,6 +41,7 @@ __all__ = [
     "Proportional",
     "Rotation",
     "Scaling",
+    "Spread",
     "YaRN",
     "alibi",
     "alibi_bias",
@@ -44,7 +54,9 @@ __all__ = [
     "sinusoidal",
     "sinusoidal_table",
     "slopes",
+    "spread",
     "t5_bias",
     "t5_bias_function",
     "t5_bucket",
+    "turn",
 ]
