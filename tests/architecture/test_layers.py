@@ -18,11 +18,11 @@ RANKS = {
     "cost": 2,
     "results": 3,
     "observation": 4,
-    "circuits": 4,
-    "training": 5,
-    "theorems": 6,
-    "report": 7,
-    "cli": 8,
+    "circuits": 5,
+    "training": 6,
+    "theorems": 7,
+    "report": 8,
+    "cli": 9,
 }
 XARRAY_FROM = 3
 ONLY_HERE = {"transformers": "observation"}
@@ -83,3 +83,4 @@ def test_allowed_imports_are_allowed():
     assert violations("from headwise.results.io import load\nimport xarray", "headwise.cli.x") == []
     assert violations("from .masks import Mask", "headwise.attention.heads") == []
     assert violations("from headwise.attention import masks", "headwise.attention.heads") == []
+    assert violations("from headwise.observation.survey import survey", "headwise.circuits.x") == []
