@@ -70,6 +70,7 @@ def whole(path: str | Path) -> Iterator[Path]:
     temporary = _beside(target)
     try:
         yield temporary
+        _permit(temporary)
         _replace(temporary, Path(os.path.realpath(target)))
     except OSError as error:
         raise FileError(f"cannot write {target}: {_reason(error)}") from error
@@ -133,12 +134,24 @@ def whole_folder(path: str | Path, *, replaces: Collection[str]) -> Iterator[Pat
     try:
         temporary.mkdir()
         yield temporary
+        _permit(temporary)
         _to_disk(temporary)
         _replace(temporary, Path(os.path.realpath(target)))
     except OSError as error:
         raise FileError(f"cannot write {target}: {_reason(error)}") from error
     finally:
         _remove(temporary)
+
+
+def _permit(path: Path) -> None:
+    """Give files the permissions of any new file here: some writers make theirs private."""
+    trial = _beside(path)
+    trial.touch(exist_ok=False)
+    usual = trial.stat().st_mode & 0o777
+    trial.unlink()
+    for file in [path, *path.rglob("*")]:
+        if file.is_file():
+            file.chmod(file.stat().st_mode | usual)
 
 
 def _to_disk(folder: Path) -> None:

@@ -23,7 +23,7 @@ def generate(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="A Hugging Face or Headwise folder, or a .gguf file. [the packaged model]",
+            help="A Hugging Face or Headwise folder, or a .gguf file. [the small model inside the package]",
         ),
     ] = None,
     tokens: Annotated[

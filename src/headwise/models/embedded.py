@@ -7,12 +7,20 @@ from pathlib import Path
 
 from headwise.errors import ModelError
 
-__all__ = ["embedded_folder", "embedded_model"]
+__all__ = ["embedded_folder", "embedded_model", "is_embedded"]
 
 
 def embedded_folder() -> Path:
     """Where the model inside the package lies, if this installation has one."""
     return Path(str(importlib.resources.files("headwise") / "data" / "model"))
+
+
+def is_embedded(folder: Path) -> bool:
+    """Whether a folder is that of the model inside the package.
+
+    Its weights are float16 to be small; they are computed in float32 unless a dtype is asked for.
+    """
+    return folder.resolve() == embedded_folder().resolve()
 
 
 def embedded_model() -> Path:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from headwise.errors import OptionError, ResourceError
-from headwise.models import Model, embedded
+from headwise.models import Model
 from headwise.models.checkpoints import load
+from headwise.models.embedded import is_embedded
 from headwise.observation.loaded import LoadedModel, described
 from headwise.observation.reading import EMBEDDED
 from headwise.observation.tokenizer import decoding
@@ -38,7 +39,7 @@ def load_own(folder: Path, *, dtype: torch.dtype | None, device: str) -> LoadedM
             f"not enough memory on {device} for the weights of {folder}",
             to_do="lower --dtype to bfloat16, or take another --device",
         ) from None
-    inside = folder.resolve() == embedded.embedded_folder().resolve()
+    inside = is_embedded(folder)
     notes = () if found.tokenizer is not None else (f"{folder} has no tokenizer",)
     return wrap_own(
         found.model,

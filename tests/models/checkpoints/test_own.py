@@ -153,3 +153,12 @@ def test_a_model_with_adapters_is_not_written(tmp_path: Path) -> None:
 
 def test_the_public_names() -> None:
     assert hw.save is save
+
+
+def test_files_get_the_permissions_of_new_files(tmp_path) -> None:
+    """safetensors writes private files (0600), which others could not read where one installs."""
+    plain = tmp_path / "plain"
+    plain.touch()
+    folder = save(build(preset("tiny")), tmp_path / "model")
+    modes = {file.stat().st_mode for file in Path(folder).iterdir()}
+    assert modes == {plain.stat().st_mode}

@@ -31,6 +31,7 @@ from headwise.models.checkpoints.marian import MARIAN
 from headwise.models.checkpoints.own import ARCHITECTURE, read_own
 from headwise.models.checkpoints.settings import Settings
 from headwise.models.checkpoints.t5 import T5
+from headwise.models.embedded import is_embedded
 from headwise.models.placement import chosen_device, chosen_dtype
 
 __all__ = ["FAMILIES", "Checkpoint", "load"]
@@ -66,7 +67,8 @@ def load(
         path: a Hugging Face folder (config.json and safetensors), a Headwise folder
             (architecture.json) or a ``.gguf`` file. Names on a hub are not fetched.
         dtype: of all parameters, such as "bfloat16"; None: as stored (where a foreign checkpoint
-            mixes types, the widest of them; quantised GGUF weights become float32).
+            mixes types, the widest of them; quantised GGUF weights and the model inside the
+            package become float32).
         device: such as "cuda:0"; None: the CPU.
 
     Raises:
@@ -87,6 +89,8 @@ def load(
     if here.is_file():
         return _from_gguf(here, wanted, place)
     if (here / ARCHITECTURE).is_file():
+        if wanted is None and is_embedded(here):
+            wanted = torch.float32
         return _with_tokenizer(read_own(here, dtype=wanted, device=place), here)
     config = read_config(here)
     family = _family(config.get("model_type"), here)
