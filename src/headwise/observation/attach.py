@@ -15,20 +15,21 @@ import resource
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from headwise.errors import MeasurementError, ModelError, OptionError
-from headwise.observation.recorder import ACTIVE, Options, Recorder
+from headwise.observation.recorder import ACTIVE, Each, Options, Recorder
 from headwise.observation.scan import Scan
 from headwise.observation.stream import StreamRecorder
 from headwise.observation.survey import Survey, survey
 from headwise.observation.tokenizer import decoding
 from headwise.observation.uncompiled import uncompiled
 
-__all__ = ["observe"]
+__all__ = ["enter", "observe"]
 
 
 @contextmanager
@@ -43,6 +44,7 @@ def observe(
     keep_rows: bool = False,
     stream: bool = True,
     workers: int | None = None,
+    each: Each | None = None,
 ) -> Iterator[Scan]:
     """Measure every attention call of a model inside a ``with`` block.
 
@@ -62,6 +64,8 @@ def observe(
         keep_rows: also keep every row's statistics.
         stream: also measure the residual stream around every block.
         workers: threads (None: torch's).
+        each: called with every measured piece of a call, as
+            ``each(module, call, piece, statistics)``: what else is to be computed from it.
 
     Raises:
         ModelError: the model does not route, is compiled, or is being observed already.
@@ -80,13 +84,14 @@ def observe(
     """
     found = survey(model)
     options = _options(found, rows, layers, heads, sink_keys, keep_rows, workers)
+    options = replace(options, each=each)
     recorder = Recorder(found.modules, options)
     for note in found.notes:
         recorder.note(note)
     residual = StreamRecorder(model, found.blocks, recorder) if stream else None
     scan = Scan._of(model, found.about, recorder, residual, decoding(tokenizer))
     with ExitStack() as restore:
-        _enter(model, found, recorder, residual, restore)
+        enter(model, found, recorder, residual, restore)
         clock = (time.perf_counter(), time.process_time())
         try:
             yield scan
@@ -137,7 +142,7 @@ def _none(what: str, wrong: Collection[int], last: int) -> OptionError:
     return OptionError(found, allowed=f"{what}s 0 to {last}")
 
 
-def _enter(
+def enter(
     model: nn.Module,
     found: Survey,
     recorder: Recorder,

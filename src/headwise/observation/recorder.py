@@ -7,6 +7,7 @@ the model goes on with. The output of measured rows comes from the measuring pas
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -25,9 +26,14 @@ from headwise.observation.record import LayerAccumulator, Place
 from headwise.observation.sites import AttentionModule
 from headwise.observation.tokens import Layout
 
-__all__ = ["ACTIVE", "Options", "Recorder"]
+__all__ = ["ACTIVE", "Each", "Options", "Recorder"]
 
 ACTIVE: ContextVar[Recorder | None] = ContextVar("headwise_recorder", default=None)
+
+
+# What else is to be done with a measured piece: (path of the module, its call, the piece, what
+# was found).
+Each = Callable[[str, Call, Piece, Statistics], None]
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class Options:
     sink_keys: int = 1
     keep_rows: bool = False
     workers: int | None = None
+    each: Each | None = None
 
 
 class Recorder:
@@ -183,6 +190,8 @@ class Recorder:
             sinks_visible=piece.sinks_visible(rows, sink_keys),
         )
         layer.absorb(found, place, heads)
+        if self.options.each is not None:
+            self.options.each(layer.module, call, piece, found)
         return found
 
     def _pieces(

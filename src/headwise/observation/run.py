@@ -16,6 +16,7 @@ from headwise.models.checkpoints import Checkpoint
 from headwise.models.embedded import embedded_model
 from headwise.observation.attach import observe
 from headwise.observation.driver import Document
+from headwise.observation.evaluating import evaluating
 from headwise.observation.gradients import Gradients, check_loss, measure_gradients
 from headwise.observation.loading import LoadedModel, load_model, wrap_model
 from headwise.observation.projections import blocks
@@ -101,7 +102,7 @@ def scan(
         allow_long=allow_long,
     )
     options = {"layers": layers, "heads": heads, "rows": rows, "keep_rows": keep_rows}
-    with _evaluating(loaded.model), _memory_said(loaded), quiet():
+    with evaluating(loaded.model), _memory_said(loaded), quiet():
         slopes = measure_gradients(loaded, documents, progress=progress) if gradients else None
         measured = _measure(loaded, documents, batch, options, progress)
     return _completed(measured, loaded, documents, slopes)
@@ -173,18 +174,6 @@ def _told(model: nn.Module, batches: int, progress: Progress | None) -> Iterator
         for _, _, block in found:
             stack.callback(block.register_forward_hook(hook).remove)
         yield
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation mode; each module's own mode is put back."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @contextmanager

@@ -14,14 +14,13 @@ import numpy as np
 import xarray as xr
 
 from headwise.results import validate
+from headwise.results.thresholds import LOCAL_FROM, LOCAL_TOKENS, THRESHOLDS
 
-__all__ = ["LOCAL_TOKENS", "QUANTITIES", "Place", "Quantity", "about", "derived", "layer_names"]
+__all__ = ["QUANTITIES", "Place", "Quantity", "about", "derived", "layer_names"]
 
 Place = tuple[int, int | None]  # layer and head as the data set numbers them; None: whole layer
 
-LOCAL_TOKENS: Final = 16  # "near" means closer than this
-_LOCAL_FROM: Final = 128  # tokens; in shorter texts everything is near
-_SINK_RATE: Final = 0.3
+_SINK_RATE: Final = THRESHOLDS["sinks"]
 _SINKS_FROM_HEADS: Final = 64
 
 
@@ -100,7 +99,7 @@ def _local_mass(dataset: xr.Dataset) -> Quantity:
     streams, positions = dataset["stream"].values.astype(str), dataset["position"].values
     longest = {str(name): int(positions[streams == name].max()) + 1 for name in set(streams)}
     lengths = np.array([longest.get(str(name), 0) for name in dataset["key_stream"].values])
-    far_enough = np.repeat(lengths >= _LOCAL_FROM, dataset.sizes["head"])
+    far_enough = np.repeat(lengths >= LOCAL_FROM, dataset.sizes["head"])
     quantity.values[~far_enough] = np.nan
     return quantity
 

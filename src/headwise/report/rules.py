@@ -6,9 +6,10 @@ import functools
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from headwise.report.quantities import QUANTITIES
+from headwise.results.thresholds import THRESHOLDS
 
 __all__ = ["SEVERITIES", "Rule", "Severity", "rules"]
 
@@ -69,4 +70,12 @@ def rules() -> tuple[Rule, ...]:
         'non_finite'
     """
     text = resources.files("headwise.report").joinpath("rules.toml").read_text(encoding="utf-8")
-    return tuple(Rule(**row) for row in tomllib.loads(text)["rule"])
+    return tuple(_rule(row) for row in tomllib.loads(text)["rule"])
+
+
+def _rule(row: dict[str, Any]) -> Rule:
+    """A row; its threshold is in one of two tables, never in both."""
+    shared: dict[str, Any] = {}
+    if row["kind"] in THRESHOLDS:
+        shared["threshold"] = THRESHOLDS[row["kind"]]
+    return Rule(**row, **shared)
