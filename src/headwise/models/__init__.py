@@ -17,6 +17,7 @@ from headwise.models.attention import MultiHeadAttention
 from headwise.models.block import Block, Branch, ParallelBlock, PostNorm, PreNorm, Sandwich
 from headwise.models.build import Model, build, skeleton
 from headwise.models.cache import Cache
+from headwise.models.checkpoints.adapters import load_adapter
 from headwise.models.context import Context
 from headwise.models.decoder import Decoder
 from headwise.models.encoder import Encoder
@@ -92,6 +93,7 @@ __all__ = [
     "generate",
     "greedy",
     "layer_norm",
+    "load_adapter",
     "preset",
     "rms_norm",
     "skeleton",

@@ -70,6 +70,7 @@ class LowRankLinear(nn.Module):
         self.transposed = not isinstance(base, nn.Linear)
         self.rank, self.alpha, self.rslora, self.dropout = rank, alpha, rslora, dropout
         self.base = base
+        self.training = base.training  # an adapter hung into a model that answers drops nothing
         self._stored: tuple[nn.Parameter, ...] = ()  # the weight of the base while merged
         kind = torch.promote_types(self._weight.dtype, torch.float32)
         device = self._weight.device

@@ -176,4 +176,6 @@ BERT = Family(
     derived=(rf"^{re.escape(_BIASES[1])}$",),
     copies=_copies,
     computed=_computed,
+    prefix=_PREFIX,
+    table=_TABLE,
 )

@@ -104,6 +104,8 @@ class Family:
             copy -> original. An equal copy is left out; another one is a tensor of its own.
         computed: stored tensors that the model computes instead, with what it computes: they may
             be missing, and are refused where they differ by more than their own rounding.
+        prefix: of the names of the base model inside a model with a head on top.
+        table: the name of the token table inside the base model.
     """
 
     model_types: tuple[str, ...]
@@ -112,6 +114,8 @@ class Family:
     derived: tuple[str, ...] = ()
     copies: Callable[[Settings, Names], Mapping[str, str]] = lambda settings, names: {}
     computed: Callable[[Architecture, Names], Mapping[str, Tensor]] = lambda a, names: {}
+    prefix: str = ""
+    table: str
 
 
 def base_prefix(names: Names, prefix: str, landmark: str) -> str:

@@ -93,4 +93,6 @@ GEMMA2 = Family(
     sources=_sources,
     derived=(r"rotary_emb\.inv_freq$",),  # rotary frequencies
     copies=_copies,
+    prefix=_PREFIX,
+    table=_TABLE,
 )

@@ -138,4 +138,6 @@ GPT2 = Family(
     # The causal mask, and the number it put in the place of hidden logits.
     derived=(r"(^|\.)h\.\d+\.attn\.(bias|masked_bias)$",),
     copies=_copies,
+    prefix=_PREFIX,
+    table=_TABLE,
 )

@@ -123,4 +123,6 @@ GPT_NEOX = Family(
     # The causal mask, the number it put in the place of hidden logits, and rotary frequencies.
     derived=(r"\.attention\.(bias|masked_bias)$", r"rotary_emb\.inv_freq$"),
     copies=_copies,
+    prefix=_PREFIX,
+    table=_TABLE,
 )

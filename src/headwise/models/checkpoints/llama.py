@@ -165,4 +165,6 @@ LLAMA = Family(
     sources=_sources,
     derived=(r"rotary_emb\.inv_freq$",),  # rotary frequencies
     copies=_copies,
+    prefix=_PREFIX,
+    table=_TABLE,
 )

@@ -21,6 +21,7 @@ from headwise.positions import Layout, sinusoidal_table
 
 __all__ = ["MARIAN"]
 
+_PREFIX: Final = "model."
 _HEADS: Final = ("lm_head.weight",)
 _BIAS: Final = "final_logits_bias"
 # One table, under whichever of its names it was stored.
@@ -29,7 +30,7 @@ _PROJECTIONS: Final = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "o
 
 
 def _prefix(names: Names) -> str:
-    return "model." if any(name.startswith("model.") for name in names) else ""
+    return _PREFIX if any(name.startswith(_PREFIX) for name in names) else ""
 
 
 def _table(names: Names) -> str:
@@ -163,4 +164,6 @@ MARIAN = Family(
     sources=_sources,
     copies=_copies,
     computed=_computed,
+    prefix=_PREFIX,
+    table=_TABLES[0],
 )

@@ -21,11 +21,12 @@ from headwise.models.checkpoints.checks import listed, read_json
 from headwise.models.checkpoints.files import TensorFiles
 from headwise.models.low_rank import LowRankLinear, attach, projections
 
-__all__ = ["Place", "load_peft"]
+__all__ = ["Place", "adapted_names", "load_peft"]
 
 # Where a Hugging Face projection is in another model: a path, or several, each with its rows.
 Place = str | Sequence[tuple[str, slice | Tensor]]
 
+_ROOT: Final = "base_model.model."  # before the name of every projection
 _READ: Final = frozenset(
     (
         "peft_type",
@@ -138,13 +139,31 @@ def load_peft(
     factors = _factors(here, config, places)
     adapters: dict[str, LowRankLinear] = {}
     for name, (a, b) in factors.items():
-        for path, part in _parts(places[name], b):
+        place = places[name]
+        for path in [place] if isinstance(place, str) else [path for path, _ in place]:
             if path not in there:
                 raise ModelError(
-                    f"the model has no projection {path} without an adapter", to_do=f"for {name}"
+                    f"the model has no projection {path} without an adapter",
+                    to_do="remove_low_rank(model) first, if it has one",
                 )
+        for path, part in _parts(place, b, f"lora_B of {name}"):
             adapters[path] = _adapter(there[path], config, name, a, part)
     return attach(model, adapters)
+
+
+def adapted_names(folder: str | Path) -> tuple[str, ...]:
+    """The projections that an adapter has factors for, by their names in the adapted model.
+
+    None of them where there is no file to read: ``load_peft`` says what is wrong with the folder.
+    """
+    file = Path(folder).expanduser() / "adapter_model.safetensors"
+    if not file.is_file():
+        return ()
+    found = (
+        re.fullmatch(rf"{re.escape(_ROOT)}(.+)\.lora_[AB]\.weight", name)
+        for name in TensorFiles.open(file)
+    )
+    return tuple(dict.fromkeys(match[1] for match in found if match))
 
 
 def _read_config(folder: Path) -> _Config:
@@ -232,7 +251,7 @@ def _factors(
         )
     tensors = TensorFiles.open(file)
     expected = {
-        f"base_model.model.{name}.lora_{side}.weight": name
+        f"{_ROOT}{name}.lora_{side}.weight": name
         for name in names
         if config.targets(name)
         for side in "AB"
@@ -249,8 +268,8 @@ def _factors(
     found = dict.fromkeys(expected.values())
     return {
         name: (
-            tensors.read(f"base_model.model.{name}.lora_A.weight"),
-            tensors.read(f"base_model.model.{name}.lora_B.weight"),
+            tensors.read(f"{_ROOT}{name}.lora_A.weight"),
+            tensors.read(f"{_ROOT}{name}.lora_B.weight"),
         )
         for name in found
     }
@@ -263,8 +282,19 @@ def _matches(targets: str | Sequence[str], name: str) -> bool:
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
-def _parts(place: Place, b: Tensor) -> list[tuple[str, Tensor]]:
-    return [(place, b)] if isinstance(place, str) else [(path, b[rows]) for path, rows in place]
+def _parts(place: Place, b: Tensor, what: str) -> list[tuple[str, Tensor]]:
+    """B cut by the rows of the parts, which are to be all of its rows, each of them once."""
+    if isinstance(place, str):
+        return [(place, b)]
+    wanted = sum(
+        rows.stop - rows.start if isinstance(rows, slice) else len(rows) for _, rows in place
+    )
+    if b.dim() != 2 or len(b) != wanted:
+        raise ModelError(
+            f"{what} has the shape {tuple(b.shape)} where the model has {wanted} rows",
+            to_do="the adapter belongs to a model of another size",
+        )
+    return [(path, b[rows]) for path, rows in place]
 
 
 def _adapter(base: nn.Module, config: _Config, name: str, a: Tensor, b: Tensor) -> LowRankLinear:
@@ -279,7 +309,8 @@ def _adapter(base: nn.Module, config: _Config, name: str, a: Tensor, b: Tensor) 
         if given.shape != mine.shape:
             raise ModelError(
                 f"lora_{letter} of {name} has the shape {tuple(given.shape)} where the model and"
-                f" {config.path} give {tuple(mine.shape)}"
+                f" {config.path} give {tuple(mine.shape)}",
+                to_do="the adapter belongs to a model of another size",
             )
         with torch.no_grad():
             mine.copy_(given)

@@ -160,4 +160,5 @@ T5 = Family(
     # The first conversions stored biases of cross-attention too, which no implementation reads.
     derived=(r"^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight$",),
     copies=_copies,
+    table=_TABLES[0],
 )
