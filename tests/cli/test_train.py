@@ -8,10 +8,13 @@ import signal
 import pytest
 
 from headwise.errors import OptionError
+from headwise.models import preset
+from headwise.models.checkpoints import load
 from headwise.training import loop
 from tests.training.small import TEXT, settings
 
 EXAMPLE = "for example: headwise train book.txt --out run\n"
+DECODERS = "gpt2-small, gpt2-medium, gpt2-large, gpt2-xl, llama-15m, smollm2-135m, tiny"
 LINES = {
     "train": f"headwise: TEXT is missing; {EXAMPLE}",
     "train t.txt": f"headwise: --out is missing; {EXAMPLE}",
@@ -43,6 +46,13 @@ LINES = {
     "train t.txt --out run --heads 4 --kv-heads 3": "headwise: 4 query heads cannot share 3 "
     "key-value heads; allowed: a number of key-value heads that divides the query heads; "
     "change the sizes of the model\n",
+    "train t.txt --out run --preset bert-base": "headwise: the preset bert-base is an encoder; "
+    f"allowed: {DECODERS}\n",
+    "train t.txt --out run --preset transformer-base": "headwise: the preset transformer-base is "
+    f"an encoder-decoder; allowed: {DECODERS}\n",
+    "train t.txt --out run --preset gpt5": f"headwise: no preset 'gpt5'; allowed: {DECODERS}\n",
+    "train t.txt --out run --preset tiny --layers 3": "headwise: the preset tiny and sizes of the "
+    "model; allowed: one of the two\n",
     "train t.txt --out run --batch 3 --accumulate 2": "headwise: a batch of 3 cannot be cut into 2 "
     "equal micro-batches\n",
     "train t.txt --out run --config none.toml": "headwise: there is no config file none.toml\n",
@@ -96,6 +106,21 @@ def test_a_run_and_what_to_do_next(desk):
     ]
     again = desk.run("train", "t.txt", "--config", "small.json", "--out", "run", "--resume", "-q")
     assert again == (0, "", "")
+
+
+def test_a_preset_by_name(desk):
+    given = {**settings(steps=1), "repeated": 0, "validation": 0.2}
+    del given["model"], given["context"]
+    (desk.folder / "bare.json").write_text(json.dumps(given))
+    line = "train t.txt --config bare.json --preset tiny -q --out"
+    assert desk.run(*line.split(), "run") == (0, "", "")
+    made = load(desk.folder / "run").model.architecture
+    assert made == preset("tiny")  # of 257 tokens, as the tokenizer of bytes
+    assert desk.run(*line.split(), "run", "--resume", "--steps", "2") == (0, "", "")
+    assert desk.run(*line.split(), "short", "--context", "19") == (0, "", "")
+    assert load(desk.folder / "short").model.architecture.context == 19
+    code, _, err = desk.run(*line.split(), "run", "--resume", "--context", "19")
+    assert (code, err.split(" in the run")[0]) == (2, "headwise: context is 19 and was 64")
 
 
 def test_the_next_commands_work(desk):

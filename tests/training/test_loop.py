@@ -16,6 +16,7 @@ from headwise.errors import (
     OptionError,
     TextError,
 )
+from headwise.models import preset
 from headwise.models.checkpoints.loading import load
 from headwise.training import loop
 from headwise.training.checkpoint import STATE, read_state
@@ -174,6 +175,26 @@ def test_an_architecture_in_full(text, tmp_path):
     given["vocab"] = 100
     with pytest.raises(OptionError, match="the run needs 257 and 23"):
         train(text, settings(architecture=given), out=tmp_path / "other")
+
+
+def test_a_preset_takes_the_vocabulary_of_the_tokenizer(text, tmp_path):
+    given = settings(tokenizer="bpe", vocab=300, preset="tiny", steps=1)
+    del given["model"]
+    result = train(text, given, out=tmp_path / "run")
+    model, tokenizer = load(result.folder).model, load(result.folder).tokenizer
+    assert model.architecture.vocab == tokenizer.get_vocab_size() > 257
+    assert model.architecture.context == 23
+    assert model.architecture.stack == preset("tiny").stack
+
+
+@pytest.mark.parametrize("also", ["model", "architecture"])
+def test_a_preset_stands_alone(text, tmp_path, also):
+    given = settings(preset="tiny")
+    if also == "architecture":
+        del given["model"]
+        given["architecture"] = preset("tiny").model_dump(mode="json")
+    with pytest.raises(OptionError, match=r"the preset tiny and .*; allowed: one of the two"):
+        train(text, given, out=tmp_path / "run")
 
 
 def test_the_callers_generator_is_left_alone(text, tmp_path):

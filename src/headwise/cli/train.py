@@ -41,6 +41,9 @@ def train(
     context: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens the model reads at once. [512]")
     ] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Published sizes, such as llama-15m.")
+    ] = None,
     d_model: Annotated[
         int | None, typer.Option(metavar="N", help="Width of the model. [256]")
     ] = None,

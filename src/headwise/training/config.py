@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from headwise.errors import FileError, OptionError
 from headwise.models.architecture import Architecture
 from headwise.training.schedule import Shape
-from headwise.training.sizes import Sizes
+from headwise.training.sizes import Sizes, published
 
 __all__ = ["MAY_CHANGE", "TrainConfig", "read_config"]
 
@@ -27,7 +27,8 @@ class TrainConfig(BaseModel):
 
     ``batch`` is the number of sequences of one step over all processes and micro-batches.
     ``weight_decay`` acts on matrices; ``decay_all`` extends it to norms, biases and embeddings.
-    ``repeated`` is the share of sequences that are repeated random tokens.
+    ``repeated`` is the share of sequences that are repeated random tokens. With ``preset``, the
+    vocabulary is the tokenizer's, and the context is that of the preset unless it is given.
 
     Example:
         >>> config = TrainConfig(steps=100, model={"layers": 2})
@@ -38,6 +39,7 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: Sizes = Sizes()
+    preset: str | None = None  # a published decoder by name, in place of ``model``
     architecture: Architecture | None = None  # in full, in place of ``model``
     tokenizer: str = "bpe"  # or "bytes", or a tokenizer.json
     vocab: int = Field(default=4096, ge=257)
@@ -67,6 +69,25 @@ class TrainConfig(BaseModel):
     log_every: int = Field(default=10, ge=1)
     threads: int | None = Field(default=None, ge=1)
     device: str = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _context_of_preset(cls, given: Any) -> Any:
+        name = given.get("preset") if isinstance(given, Mapping) else None
+        if not isinstance(name, str) or given.get("context") is not None:
+            return given
+        return {**given, "context": published(name).context}
+
+    @model_validator(mode="after")
+    def _one_model(self) -> TrainConfig:
+        ways = [
+            ("model" in self.model_fields_set, "sizes of the model"),
+            (self.architecture is not None, "an architecture"),
+        ]
+        also = [words for is_given, words in ways if is_given]
+        if self.preset is not None and also:
+            raise ValueError(f"the preset {self.preset} and {also[0]}; allowed: one of the two")
+        return self
 
     @model_validator(mode="after")
     def _fits(self) -> TrainConfig:

@@ -55,7 +55,7 @@ def train(
 ) -> TrainResult:
     """Train a decoder to predict the next token of a text, a file or a folder of files.
 
-    ``config`` is a :class:`TrainConfig`, a mapping, or a TOML or JSON file; ``options`` are
+    ``config`` is a ``TrainConfig``, a mapping, or a TOML or JSON file; ``options`` are
     settings that win over it. ``out`` becomes a checkpoint folder with a log; ``resume`` continues
     the run there, with the same losses as if it had not stopped. Ctrl-C saves after the step.
     Under ``torchrun`` every process takes its share of each batch, and the first one writes.

@@ -16,6 +16,7 @@ from headwise.training.config import TrainConfig, read_config
 from headwise.training.corpus import encoded, fingerprint, read_documents
 from headwise.training.data import Batches, Repeats, split
 from headwise.training.processes import Processes
+from headwise.training.sizes import published
 from headwise.training.tokenizer import END_OF_TEXT, byte_tokenizer, train_bpe
 
 __all__ = ["Prepared", "continued", "prepare", "run_folder"]
@@ -140,6 +141,9 @@ def chosen_tokenizer(config: TrainConfig, documents: dict[str, str]) -> Tokenize
 
 
 def _architecture(config: TrainConfig, vocab: int) -> Architecture:
+    if config.preset is not None:
+        own = {"vocab": vocab, "context": config.context}
+        return published(config.preset).model_copy(update=own)
     if config.architecture is None:
         return config.model.architecture(vocab=vocab, context=config.context)
     given = config.architecture

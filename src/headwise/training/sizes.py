@@ -14,8 +14,9 @@ from headwise.models.architecture import (
     Unembedding,
     head_width,
 )
+from headwise.models.presets import PRESETS, preset
 
-__all__ = ["Sizes"]
+__all__ = ["Sizes", "published"]
 
 
 class Sizes(BaseModel):
@@ -77,3 +78,22 @@ class Sizes(BaseModel):
         if self.positions != "rotary":
             return None
         return Rotary(width=d_head, base=self.rotary_base)
+
+
+def published(name: str) -> Architecture:
+    """The preset of this name, which is to be a decoder.
+
+    Example:
+        >>> published("llama-15m").stack.layers
+        6
+        >>> published("bert-base")
+        Traceback (most recent call last):
+            ...
+        ValueError: the preset bert-base is an encoder; allowed: gpt2-small, gpt2-medium, ...
+    """
+    kinds = {each: made().kind for each, made in PRESETS.items()}
+    if kinds.get(name) == "decoder":
+        return preset(name)
+    found = f"the preset {name} is an {kinds[name]}" if name in kinds else f"no preset {name!r}"
+    decoders = [each for each, kind in kinds.items() if kind == "decoder"]
+    raise ValueError(f"{found}; allowed: {', '.join(decoders)}")
