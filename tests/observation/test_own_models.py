@@ -217,6 +217,19 @@ def test_merged_halves_are_the_whole(kind: str) -> None:
     assert_same(merged.record, whole.record)
 
 
+def test_scans_of_two_models_of_one_family_do_not_merge() -> None:
+    """The same name and the same shapes of every map, and another window: another model."""
+    (words,) = ids(SHORT)
+    plain, capped = own("window"), own("softcap")
+    one, other, again = (watched(m, lambda m=m: m(words)) for m in (plain, capped, plain))
+    assert one.record.about["architecture"] == other.record.about["architecture"] == "headwise"
+    with pytest.raises(
+        MeasurementError, match=r"of headwise \(\w{12}\) cannot take in one of head"
+    ):
+        one.merge(other)
+    assert one.merge(again).record.about["tokens"] == 2 * SHORT
+
+
 @pytest.mark.parametrize("kind", ["alibi", "relative"])
 def test_a_bias_by_tiles_is_the_bias_as_an_array(
     kind: str, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ wants to see its call. Masks arrive as rules and stay rules.
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -73,7 +74,13 @@ def _about(model: nn.Module) -> dict[str, Any]:
     made = getattr(model, "architecture", None)
     facts: dict[str, Any] = {"model": name, "architecture": name, "context": None, "versions": {}}
     if isinstance(made, Architecture):
-        facts |= {"architecture": made.family, "context": made.context}
+        # Many models of one family: the digest says whether two are made alike.
+        digest = hashlib.sha256(made.model_dump_json().encode()).hexdigest()[:12]
+        facts |= {
+            "architecture": made.family,
+            "architecture_digest": digest,
+            "context": made.context,
+        }
     return facts
 
 

@@ -96,11 +96,10 @@ class Scan:
         Tokens of the other scan become further documents. Gradients do not add up over scans and
         stay those of this one.
         """
-        if self._facts.get("architecture") != other._facts.get("architecture"):
+        kind, another = _kind(self._facts), _kind(other._facts)
+        if kind != another:
             raise MeasurementError(
-                f"a scan of {self._facts.get('architecture')} cannot take in one of "
-                f"{other._facts.get('architecture')}",
-                allowed="scans of one model",
+                f"a scan of {kind} cannot take in one of {another}", allowed="scans of one model"
             )
         if self._facts["sink_keys"] != other._facts["sink_keys"]:
             raise MeasurementError(
@@ -219,6 +218,12 @@ class Scan:
             ),
             "notes": list(self._notes),
         }
+
+
+def _kind(facts: dict[str, Any]) -> str:
+    """The architecture in words, with the digest of its sizes where it has one."""
+    name, digest = str(facts.get("architecture")), facts.get("architecture_digest")
+    return name if digest is None else f"{name} ({digest})"
 
 
 def _facts(model: nn.Module, about: dict[str, Any], sink_keys: int) -> dict[str, Any]:
