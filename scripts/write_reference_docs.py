@@ -23,6 +23,7 @@ from headwise.observation.scan import Scan
 from headwise.report.findings import Finding
 from headwise.results.records import PROFILED
 from headwise.results.schema import VARIABLES
+from headwise.training.config import TrainConfig
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 MADE: Final = "This page is written by `scripts/write_reference_docs.py`; do not edit it.\n"
@@ -130,6 +131,7 @@ LIBRARY: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
                     "Decoder",
                     "Cache",
                     "MultiHeadAttention",
+                    "load_adapter",
                 )
             },
         },
@@ -145,6 +147,7 @@ LIBRARY: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
             },
         },
     ),
+    ("Training", {"hw.train": hw.train, "TrainConfig": TrainConfig}),
     (
         "Positions",
         {
@@ -164,6 +167,7 @@ IMPORTS: Final = {
     ">>> from torch import nn\n"
     ">>> from headwise.models import Architecture, Cache, Stack, build, preset\n",
     "Generating": ">>> from headwise.models import greedy\n",
+    "Training": ">>> from headwise.training.config import TrainConfig\n",
     "Positions": ">>> from headwise.positions import Layout, frequencies, slopes\n",
 }
 

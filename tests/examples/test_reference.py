@@ -14,8 +14,9 @@ from headwise.results.records import VALUES
 from tests.examples.blocks import PAGES, ROOT, name
 
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "write_reference_docs.py"))
-# Options in our pages that belong to other programs.
-FOREIGN = {"--version", "--help", "--check"}  # --check: ruff
+# Options in our pages that belong to other programs: ruff, pip, torchrun.
+FOREIGN = {"--version", "--help", "--check", "--no-binary", "--no-deps"}
+FOREIGN |= {"--no-python", "--nproc-per-node"}
 
 
 @pytest.mark.parametrize("page", SCRIPT["PAGES"])
