@@ -8,6 +8,7 @@ that is only centred (LayerNorm) and divided by a positive number of each token.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,11 +109,13 @@ class LayerWeights:
         ``norm`` and ``source_norm`` of the result only centre and divide. Weights in half precision
         become float32.
         """
-        out = replace(self, **{name: _wide(getattr(self, name)) for name in _WEIGHTS})
-        changed: dict[str, object] = {}
+        changed: dict[str, Any] = {}
+        for name in _WEIGHTS:
+            x = getattr(self, name)
+            changed[name] = None if x is None else _wide(x)
         for name, norm in (("query", self.norm), ("key", self.source_norm),
                            ("value", self.source_norm)):  # fmt: skip
-            weight, bias = getattr(out, name), getattr(out, f"{name}_bias")
+            weight, bias = changed[name], changed[f"{name}_bias"]
             if norm is not None:
                 bias = norm.fold_bias(weight, bias)
                 weight = norm.fold(weight)
@@ -124,7 +127,7 @@ class LayerWeights:
             changed |= {name: weight, f"{name}_bias": bias}
         changed["norm"] = None if self.norm is None else self.norm.plain()
         changed["source_norm"] = None if self.source_norm is None else self.source_norm.plain()
-        return replace(out, **changed)  # type: ignore[arg-type]
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +154,6 @@ _WEIGHTS = (
 )  # fmt: skip
 
 
-def _wide(x: Tensor | None) -> Tensor:
+def _wide(x: Tensor) -> Tensor:
     """In float32 or better."""
-    return x if x is None else x.to(torch.promote_types(x.dtype, torch.float32))  # type: ignore[return-value]
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -68,7 +68,7 @@ def layout_of(places: Places, site: AttentionModule) -> HeadLayout:
                 f"{family} with {name} = {getattr(config, name)} is not known",
                 allowed=f"{name} = {value}",
             )
-    if site.named_cross and layout.cross_norm is None and layout.output_norm is None:
+    if site.named_cross and layout.cross_norm is None:
         raise ModelError(
             f"{site.path}: cross-attention of {family} is not known", allowed="self-attention"
         )
