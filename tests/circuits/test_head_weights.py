@@ -231,6 +231,22 @@ def test_weights_are_the_models_own():
     assert model.config._attn_implementation != "headwise"
 
 
+def test_gains_are_not_rounded_to_half_precision():
+    model = tiny("gemma").to(torch.bfloat16)
+    w = head_weights(model).layers[0]
+    raw = model.layers[0].input_layernorm.weight
+    assert torch.equal(w.norm.gain, 1 + raw.float())
+    assert not torch.equal(w.norm.gain, (1 + raw).float())
+
+
+def test_they_say_what_they_are():
+    found = head_weights(tiny("llama"))
+    assert repr(found) == "HeadWeights(llama: 2 attention modules)"
+    assert repr(found.layers[1]) == (
+        "LayerWeights(layers.1.self_attn: decoder 1, 4 heads over 2, d_head 16)"
+    )
+
+
 def test_half_precision_is_read_and_folded_in_float32():
     w = head_weights(tiny("llama").to(torch.bfloat16)).layers[0]
     assert w.query.dtype == torch.bfloat16

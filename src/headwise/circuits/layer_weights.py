@@ -34,7 +34,7 @@ class RotaryUse:
     factor: float = 1.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LayerWeights:
     """The heads of one attention module.
 
@@ -74,6 +74,12 @@ class LayerWeights:
     write_scale: float = 1.0
     fixed: bool = True
     why_not: str = ""
+
+    def __repr__(self) -> str:
+        return (
+            f"LayerWeights({self.module}: {self.role} {self.number}, {self.heads} heads over"
+            f" {self.kv_heads}, d_head {self.query.shape[2]})"
+        )
 
     @property
     def heads(self) -> int:
@@ -130,7 +136,7 @@ class LayerWeights:
         return replace(self, **changed)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class HeadWeights:
     """The heads of a model, and the two tables at its ends.
 
@@ -147,6 +153,9 @@ class HeadWeights:
     family: str
     validated: bool
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"HeadWeights({self.family}: {len(self.layers)} attention modules)"
 
 
 _WEIGHTS = (

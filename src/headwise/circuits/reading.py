@@ -193,7 +193,9 @@ def _kind_and_gain(module: nn.Module, layout: HeadLayout) -> tuple[Kind, Tensor 
         offset = isinstance(module, OffsetRMSNorm)
     else:
         kind, offset = "layer" if layout.kind == "layer" else "rms", layout.kind == "rms+1"
-    return kind, 1 + gain if offset and gain is not None else gain
+    if not offset or gain is None:
+        return kind, gain
+    return kind, 1 + gain.to(torch.promote_types(gain.dtype, torch.float32))  # as Gemma adds it
 
 
 def _eps(module: nn.Module) -> float:
