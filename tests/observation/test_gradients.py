@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from headwise.errors import OptionError
 from headwise.observation import gradients as module
+from headwise.observation import loss
 from headwise.observation.driver import Document
 from headwise.observation.gradients import check_loss, measure_gradients
 from headwise.observation.loading import LoadedModel, wrap_model
@@ -61,7 +62,7 @@ def test_equal_to_a_plain_backward_pass(architecture: str, monkeypatch: pytest.M
     model = loaded(architecture)
     model.model.double()
     read = documents(model, 41, 23)
-    monkeypatch.setattr(module, "_LOGITS", 7 * VOCABULARY)  # runs of 7 tokens, ragged at the end
+    monkeypatch.setattr(module, "LOGITS", 7 * VOCABULARY)  # runs of 7 tokens, ragged at the end
     found = measure_gradients(model, read)
     states: dict[str, torch.Tensor] = {}
 
@@ -98,7 +99,7 @@ def test_the_logits_of_the_whole_text_are_never_held(monkeypatch: pytest.MonkeyP
     model = loaded("llama")
     sizes: list[int] = []
     model.model.lm_head.register_forward_hook(lambda m, i, o: sizes.append(o.shape[1]))
-    monkeypatch.setattr(module, "_LOGITS", 5 * VOCABULARY)
+    monkeypatch.setattr(module, "LOGITS", 5 * VOCABULARY)
     measure_gradients(model, documents(model, 43))
     assert max(sizes) == 5
     assert sum(sizes) == 43 - 1 + 2  # and the probe of two tokens
@@ -168,7 +169,7 @@ def test_without_a_head_there_is_no_loss() -> None:
 def test_special_tokens_are_not_predicted() -> None:
     model = loaded("bert")
     ids = torch.tensor([1, 5, 6, 2, 7, 8, 9, 10, 11, 12, 13, 2])
-    assert module._hidden(model, ids).nonzero().flatten().tolist() == [10]
+    assert loss._hidden(model, ids).nonzero().flatten().tolist() == [10]
 
 
 @pytest.mark.parametrize(

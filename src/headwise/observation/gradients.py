@@ -10,28 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from headwise.errors import OptionError
 from headwise.observation.calling import replaced_forward
 from headwise.observation.driver import Document, Driver
 from headwise.observation.loaded import LoadedModel
+from headwise.observation.loss import LOGITS, asked, cross_entropy, predicted
 from headwise.observation.projections import blocks, projection
 from headwise.results.records import GradientRecord
 
 __all__ = ["Gradients", "check_loss", "measure_gradients"]
-
-# The largest array of logits held at once, in elements (64 MiB in float32).
-_LOGITS: Final = 1 << 24
-
-# Of a masked language model, every 7th token is hidden: 14 %, BERT was trained with 15 %.
-_HIDE_EVERY: Final = 7
-_HIDE_FIRST: Final = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +93,7 @@ def measure_gradients(
         OptionError: the model has no language-model head, or no mask token.
     """
     check_loss(loaded)
-    total = sum(_predicted(loaded, document) for document in documents)
+    total = sum(predicted(loaded, document) for document in documents)
     stream = _Stream()
     loss = 0.0
     with ExitStack() as stack:
@@ -111,7 +104,7 @@ def measure_gradients(
         for done, document in enumerate(documents):
             if progress is not None:
                 progress(done, len(documents), "gradients")
-            if _predicted(loaded, document) == 0:
+            if predicted(loaded, document) == 0:
                 continue
             loss += _backward(loaded, driver, document, total)
         records = _records(loaded.model)
@@ -123,55 +116,25 @@ def measure_gradients(
     )
 
 
-def _predicted(loaded: LoadedModel, document: Document) -> int:
-    if loaded.kind == "encoder":
-        return int(_hidden(loaded, document.ids).sum())
-    read = document.ids if document.target is None else document.target
-    return len(read) - 1
-
-
-def _hidden(loaded: LoadedModel, ids: Tensor) -> Tensor:
-    """Which tokens a masked language model has to predict: ``(n,)`` bool, special tokens never."""
-    chosen = torch.arange(len(ids)) % _HIDE_EVERY == _HIDE_FIRST
-    special = torch.tensor(loaded.tokenizer.all_special_ids if loaded.tokenizer else [-1])
-    return chosen & ~torch.isin(ids, special)
-
-
 def _backward(loaded: LoadedModel, driver: Driver, document: Document, total: int) -> float:
     """Add one document's share of the gradient; its share of the loss is returned.
 
     Logits are made for a run of positions at a time.
     """
-    ids, at, wanted = _asked(loaded, document)
+    ids, at, wanted = asked(loaded, document)
     states, logits = driver.predict(ids, document.target)
-    run = max(1, _LOGITS // driver.vocabulary)
+    run = max(1, LOGITS // driver.vocabulary)
     gradient, loss = torch.zeros_like(states), 0.0
     for some, tokens in zip(at.split(run), wanted.split(run), strict=True):
         where = some.to(states.device)
         piece = states[:, where].detach().requires_grad_()
-        part = _cross_entropy(logits(piece)[0], tokens)
+        part = cross_entropy(logits(piece)[0], tokens)
         (part / total).backward()
         loss += float(part.detach()) / total
         if piece.grad is not None:
             gradient[:, where] = piece.grad
     states.backward(gradient)
     return loss
-
-
-def _asked(loaded: LoadedModel, document: Document) -> tuple[Tensor, Tensor, Tensor]:
-    """The ids that are read, the positions that predict, and the tokens they have to predict."""
-    ids = document.ids
-    if loaded.kind == "encoder":
-        hidden = _hidden(loaded, ids)
-        masked = ids.masked_fill(hidden, loaded.tokenizer.mask_token_id)  # type: ignore[union-attr]
-        return masked, hidden.nonzero()[:, 0], ids[hidden]
-    read = ids if document.target is None else document.target
-    return ids, torch.arange(len(read) - 1), read[1:]
-
-
-def _cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
-    """The sum over tokens, in float32 or better."""
-    return F.cross_entropy(_wide(logits), wanted.to(logits.device), reduction="sum")
 
 
 def _norm(gradient: Tensor) -> float:
