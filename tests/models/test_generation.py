@@ -34,9 +34,9 @@ def made(architecture: Architecture, seed: int = 0):
     untied = architecture.model_copy(update={"unembedding": Unembedding(tied=False)})
     model = build(untied, seed=seed)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.dim() >= 2:
-                parameter.mul_(10)
+                parameter.mul_(0.2 if name.startswith("embedding.") else 2)
     return model
 
 

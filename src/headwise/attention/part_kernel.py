@@ -8,40 +8,14 @@ in the nearer caches, and the half-empty corner that a causal mask leaves in eac
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import carray, njit, types
-from numba.extending import intrinsic
+from numba import carray, njit
 
 from headwise.attention.caching import CACHE
+from headwise.attention.fortran import floats_at, sgemm
 from headwise.attention.plan import GAP
 from headwise.attention.strip_kernels import absorb_tile, close_rows, open_rows, sum_columns
 
 __all__ = ["absorb_part"]
-
-
-@intrinsic
-def _sgemm(typingctx, address, trans, m, n, k, alpha, b, ldb, a, lda, beta, c, ldc):
-    """Call Fortran's sgemm at this address; every argument is the address of its value."""
-
-    def build(context, builder, signature, args):
-        word = ir.IntType(64)
-        kind = ir.FunctionType(ir.VoidType(), [word] * 13)
-        function = builder.inttoptr(args[0], kind.as_pointer())
-        builder.call(function, [args[1], *args[1:]])
-        return context.get_dummy_value()
-
-    return types.none(*[types.int64] * 13), build
-
-
-@intrinsic
-def _floats_at(typingctx, address):
-    """A pointer to the float32 at an address."""
-    kind = types.CPointer(types.float32)
-
-    def build(context, builder, signature, args):
-        return builder.inttoptr(args[0], ir.FloatType().as_pointer())
-
-    return kind(types.int64), build
 
 
 @njit(nogil=True, cache=CACHE)
@@ -52,7 +26,7 @@ def _load_queries(q, queries, row, heads, d):
     for head in range(heads):
         for i in range(row.shape[0]):
             start = address + 4 * (head * head_stride + row[i] * row_stride)
-            source = carray(_floats_at(start), (d,))
+            source = carray(floats_at(start), (d,))
             target = q[head * row.shape[0] + i]
             for c in range(d):
                 target[c] = source[c] * scale
@@ -118,8 +92,8 @@ def absorb_part(
             c = tiles[y, 1] - j0
             size[0] = c
             s = logits[: r * c].reshape(r, c)
-            _sgemm(
-                address, no, at, at + 4, at + 8, one, keys[:, j0:].ctypes.data, at + 12,
+            sgemm(
+                address, no, no, at, at + 4, at + 8, one, keys[:, j0:].ctypes.data, at + 12,
                 q.ctypes.data, at + 8, one + 4, s.ctypes.data, at,
             )  # fmt: skip
             absorb_tile(
@@ -127,9 +101,10 @@ def absorb_part(
                 sink_logits[:r], bands[:r], peaks[y], output[:r],
             )  # fmt: skip
             if d_value:
-                _sgemm(
-                    address, no, at + 16, at + 4, at, one, value_address + 4 * value_stride * j0,
-                    at + 20, kept[:, place:].ctypes.data, at + 24, one, output.ctypes.data, at + 16,
+                sgemm(
+                    address, no, no, at + 16, at + 4, at, one,
+                    value_address + 4 * value_stride * j0, at + 20,
+                    kept[:, place:].ctypes.data, at + 24, one, output.ctypes.data, at + 16,
                 )  # fmt: skip
         close_rows(
             state[:r], top[:r], sink_logits[:r], bands[:r], output[:r], learned, spot, kept, 0,

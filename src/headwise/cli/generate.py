@@ -23,7 +23,8 @@ def generate(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="A Hugging Face or Headwise folder, or a .gguf file. [the small model inside the package]",
+            help="A Hugging Face or Headwise folder, or a .gguf file."
+            " [the small model inside the package]",
         ),
     ] = None,
     tokens: Annotated[

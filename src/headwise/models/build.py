@@ -30,6 +30,7 @@ from headwise.models.embedding import (
 )
 from headwise.models.encoder import Encoder
 from headwise.models.feed_forward import ACTIVATIONS, MLP, GatedMLP
+from headwise.models.joined import join
 from headwise.models.norms import AcrossHeads, LayerNorm, OffsetRMSNorm, RMSNorm
 from headwise.models.relative import AlibiBias, RelativeBias
 from headwise.models.seq2seq import EncoderDecoder
@@ -64,7 +65,7 @@ def build(
         )
     model = skeleton(architecture).to_empty(device="cpu")
     _initialise(model, torch.Generator().manual_seed(seed))
-    return model.to(device=device, dtype=dtype)
+    return join(model.to(device=device, dtype=dtype))
 
 
 def skeleton(architecture: Architecture) -> Model:

@@ -31,11 +31,7 @@ class Slot:
         """Write ``batch kv_head position dim`` behind what is there; views of all of it."""
         start, stop = self.length, self.length + k.shape[2]
         if stop > self.keys.shape[2]:
-            raise OptionError(
-                f"position {stop - 1} in a cache of {self.keys.shape[2]} positions",
-                allowed=f"0 to {self.keys.shape[2] - 1}",
-                to_do="make the cache as long as prompt and answer together",
-            )
+            raise _full(stop - 1, self.keys.shape[2])
         room = self.keys
         if (*k.shape[:2], k.shape[3], k.dtype) != (*room.shape[:2], room.shape[3], room.dtype):
             raise ShapeError(
@@ -104,9 +100,27 @@ class Cache:
         """Positions that there is memory for."""
         return self.slots[0].keys.shape[2]
 
+    def next_place(self) -> int:
+        """The position that is written next.
+
+        Raises:
+            OptionError: the cache is full.
+        """
+        if self.length >= self.capacity:
+            raise _full(self.length, self.capacity)
+        return self.length
+
     def reorder(self, rows: Tensor) -> None:
         """Keep the given sequences, in the given order: ``row`` indices of the batch."""
         for slot in self.slots:
             slot.keys, slot.values = slot.keys[rows], slot.values[rows]
             if slot.source is not None:
                 slot.source = (slot.source[0][rows], slot.source[1][rows])
+
+
+def _full(position: int, capacity: int) -> OptionError:
+    return OptionError(
+        f"position {position} in a cache of {capacity} positions",
+        allowed=f"0 to {capacity - 1}",
+        to_do="make the cache as long as prompt and answer together",
+    )

@@ -19,7 +19,9 @@ from headwise.attention.masks import KeyPadding
 from headwise.errors import ModelError, NonFiniteError, OptionError, ShapeError, TextError
 from headwise.models.build import Model
 from headwise.models.cache import Cache
+from headwise.models.compiled_step import compiled_step
 from headwise.models.decoder import Decoder
+from headwise.models.lean import lean_step
 from headwise.models.sampling import Choice
 from headwise.models.seq2seq import EncoderDecoder
 
@@ -203,9 +205,14 @@ class _Reader:
         self.hidden, self.unembed, self.cache = hidden, model.unembed, cache
         self.mask = mask
         self.positions = positions  # of the ids that are read next; None: counted by the model
+        self.step: Callable[[Tensor], Tensor] | None = None
+        if isinstance(model, Decoder) and mask is None:
+            self.step = compiled_step(model, cache) or lean_step(model, cache)
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor) -> Tensor:
+        if self.step is not None and ids.shape[1] == 1 and self.cache.length:
+            return self.unembed(self.step(ids))
         hidden = self.hidden(ids, position_ids=self.positions, mask=self.mask, cache=self.cache)
         if self.positions is not None:
             self.positions = self.positions[:, -1:] + 1

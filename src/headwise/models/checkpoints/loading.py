@@ -32,6 +32,7 @@ from headwise.models.checkpoints.own import ARCHITECTURE, read_own
 from headwise.models.checkpoints.settings import Settings
 from headwise.models.checkpoints.t5 import T5
 from headwise.models.embedded import is_embedded
+from headwise.models.joined import join
 from headwise.models.placement import chosen_device, chosen_dtype
 
 __all__ = ["FAMILIES", "Checkpoint", "load"]
@@ -91,13 +92,13 @@ def load(
     if (here / ARCHITECTURE).is_file():
         if wanted is None and is_embedded(here):
             wanted = torch.float32
-        return _with_tokenizer(read_own(here, dtype=wanted, device=place), here)
+        return _with_tokenizer(join(read_own(here, dtype=wanted, device=place)), here)
     config = read_config(here)
     family = _family(config.get("model_type"), here)
     stored = TensorFiles.open(here)
     settings = Settings(config, str(here / "config.json"))
     model = assemble(family, settings, stored, dtype=wanted, device=place, source=str(here))
-    return _with_tokenizer(model, here)
+    return _with_tokenizer(join(model), here)
 
 
 def _one_device(device: torch.device | str | None) -> str:
@@ -118,9 +119,9 @@ def _from_gguf(file: Path, dtype: torch.dtype | None, device: str) -> Checkpoint
     settings = Settings(stored.config(), str(file))
     model = assemble(LLAMA, settings, stored, dtype=dtype, device=device, source=str(file))
     try:
-        return Checkpoint(model, tokenizer_from_gguf(stored), file)
+        return Checkpoint(join(model), tokenizer_from_gguf(stored), file)
     except ModelError as error:
-        return Checkpoint(model, None, file, note=str(error))
+        return Checkpoint(join(model), None, file, note=str(error))
 
 
 def _family(model_type: object, folder: Path) -> Family:
