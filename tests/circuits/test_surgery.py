@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from headwise.circuits.head_weights import HeadWeights, head_weights
+from headwise.circuits.head_weights import HeadWeights, LayerWeights, head_weights
 from headwise.circuits.surgery import LossByRank, loss_by_rank, truncated
 from headwise.errors import ModelError, OptionError
 from headwise.models import build as build_own
@@ -245,13 +245,44 @@ def flat(**options: Any) -> nn.Module:
         (lambda: flat(qk_norm="head"), "qk", "is no fixed product"),
         (lambda: flat(qkv_bias=True, softcap=3.0), "qk", "a key bias and a softcap"),
         (lambda: flat(qkv_bias=True, sinks=True), "qk", "a key bias and a learned sink"),
-        (lambda: flat(qkv_bias=True, sinks=True, kv_heads=2), "ov", "and have a learned sink"),
-        (lambda: tiny("gpt_oss"), "ov", "and have a learned sink"),
+        (lambda: flat(qkv_bias=True, sinks=True, kv_heads=2), "ov", "it has a learned sink"),
+        (lambda: tiny("gpt_oss"), "ov", "it has a learned sink"),
     ],
 )
 def test_what_would_change_more_than_the_product_is_refused(model, circuit, says):
     with pytest.raises(OptionError, match=says), truncated(model(), 1, circuits=[circuit]):
         pass
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen", "bert"])
+def test_folded_the_cut_is_nearest_to_the_folded_product_and_keeps_what_is_constant(name):
+    """What attention writes is A x̂ (diag(γ) W_V W_O)_r + the constant of the whole, x̂ the norm's
+    input, centred and divided."""
+    model = model_of(name)
+    before, weights = state(model), head_weights(model)
+    layers = [layer.folded() for layer in weights.layers]
+    wanted = [nearest(layer.ov().dense(), 2) for layer in layers]
+    raw = [layer.ov().dense() for layer in weights.layers]
+    constants = [constant(layer) for layer in layers]
+    with truncated(model, 2, folded=True):
+        cut = [layer.folded() for layer in head_weights(model, validate=False).layers]
+        for got, want, whole, at in zip(cut, wanted, raw, constants, strict=True):
+            size = float(torch.linalg.matrix_norm(got.ov().dense()).max())
+            torch.testing.assert_close(got.ov().dense(), want, rtol=0, atol=ROUNDING * size)
+            assert not torch.allclose(want, nearest(whole, 2), rtol=0, atol=1e-3 * size)
+            scale = 1 + float(at.abs().max())
+            torch.testing.assert_close(constant(got), at, rtol=0, atol=ROUNDING * scale)
+    assert same(before, state(model))
+    with pytest.raises(OptionError, match="gain on both sides"):
+        truncated(tiny("gpt2"), 1, circuits=["qk"], folded=True).__enter__()
+
+
+def constant(layer: LayerWeights) -> Tensor:
+    """What all heads write whatever they read: Σ_h b_V W_O + b_O."""
+    total = torch.zeros(layer.output.shape[-1], dtype=torch.float64)
+    if layer.value_bias is not None:
+        total = torch.einsum("hv,hvd->d", layer.shared(layer.value_bias), layer.output)
+    return total if layer.output_bias is None else total + layer.output_bias
 
 
 def test_key_biases_sinks_and_softcaps_apart_are_no_reason():

@@ -71,7 +71,10 @@ class Cut:
 
 
 def find_cuts(
-    model: nn.Module, circuits: Iterable[Circuit], heads: Sequence[tuple[int, int]] | None
+    model: nn.Module,
+    circuits: Iterable[Circuit],
+    heads: Sequence[tuple[int, int]] | None,
+    folded: bool = False,
 ) -> list[Cut]:
     """What has to be cut for these circuits of these heads; refused where it is not exact."""
     layers = head_weights(model).layers
@@ -83,8 +86,10 @@ def find_cuts(
     for index, numbers in chosen.items():
         layer, module = layers[index], modules[layers[index].module]
         for circuit in circuits:
-            make = _qk if circuit == "qk" else _ov
-            cut = make(layer, numbers, module, model)
+            if circuit == "qk":
+                cut = _qk(layer, numbers, module, folded)
+            else:
+                cut = _ov(layer, numbers, module, model, folded)
             if cut.weight.untyped_storage().data_ptr() not in parameters:
                 raise ModelError(
                     f"the weights of {layer.module} are computed from others, so they cannot be"
@@ -115,7 +120,12 @@ def _chosen(
     return found
 
 
-def _qk(layer: LayerWeights, heads: list[int], module: Any, model: nn.Module) -> Cut:
+def _qk(layer: LayerWeights, heads: list[int], module: Any, folded: bool) -> Cut:
+    if folded:
+        raise OptionError(
+            "W_QK has a norm's gain on both sides, and one factor cannot take them in",
+            allowed='circuits ["ov"] where the cut is folded',
+        )
     if layer.rotary is not None:
         raise OptionError(
             f"W_QK of {layer.module} turns with the distance (rotary positions), so no cut to a"
@@ -138,22 +148,23 @@ def _qk(layer: LayerWeights, heads: list[int], module: Any, model: nn.Module) ->
     return Cut(layer.query, heads, directions, most=layer.query.shape[-1])
 
 
-def _ov(layer: LayerWeights, heads: list[int], module: Any, model: nn.Module) -> Cut:
+def _ov(layer: LayerWeights, heads: list[int], module: Any, model: nn.Module, folded: bool) -> Cut:
     if layer.clip is not None:
         raise OptionError(f"W_OV of {layer.module} is no fixed product: {layer.why_not}")
-    parts = layer.ov()[heads].svd()
+    parts = layer.ov(folded=folded)[heads].svd()
     most = layer.value.shape[-1]
-    if layer.heads == layer.kv_heads:
+    if layer.heads == layer.kv_heads and not folded:
         return Cut(layer.value, heads, parts.left, most=most)
-    if layer.value_bias is None:
+    constant = layer.folded().value_bias if folded else layer.value_bias
+    if constant is None:
         return Cut(layer.output, heads, parts.right.mT, most=most, right=True)
     if _sinks(module):
         raise OptionError(
-            f"the heads of {layer.module} share values with a bias and have a learned sink, so no"
-            " bias of the output makes up for what is cut",
-            allowed="heads that do not share their values, no sink, or no value bias",
+            f"W_OV of {layer.module} can be cut in W_O only; its values have a bias and it has a"
+            " learned sink, so no bias of the output makes up for what is cut",
+            allowed="heads with values of their own, no sink, or no bias",
         )
-    bias = layer.shared(layer.value_bias)[heads]
+    bias = layer.shared(constant)[heads]
     moved = (bias, _owner(model, layer))
     return Cut(layer.output, heads, parts.right.mT, most=most, right=True, moved=moved)
 
