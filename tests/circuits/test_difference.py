@@ -178,6 +178,21 @@ def low_rank_loaded(model: Any, folder: Path) -> dict[str, Tensor]:
     return found
 
 
+def test_an_adapter_of_a_fused_projection_that_is_stored_the_other_way_round(tmp_path):
+    """GPT-2's c_attn holds (in, out) and q | k | v: each head gets its columns of (s·B·A)ᵀ."""
+    model = tiny("gpt2")
+    d = model.config.n_embd
+    folder = adapter(tmp_path / "a", {"h.0.attn.c_attn": (d, 3 * d)})
+    want = low_rank_loaded(model, folder)["h.0.attn.c_attn"].T
+    first, *others = adapter_difference(model, folder)
+    bound = ROUNDING * float(model.h[0].attn.c_attn.weight.abs().max())
+    for name, columns in zip(("query", "key", "value"), want.split(d, 1), strict=True):
+        by_head = columns.unflatten(1, (first.base.heads, -1)).movedim(1, 0)
+        torch.testing.assert_close(first.deltas[name], by_head, rtol=0, atol=bound)
+    assert first.qk.rank().tolist() == [4] * first.base.heads  # 2 of W_Q and 2 of W_K
+    assert not any(bool(delta.any()) for each in others for delta in each.deltas.values())
+
+
 def test_an_adapter_of_another_base_is_named_in_one_line(tmp_path):
     model = tiny("llama")
     before = kept(model)
