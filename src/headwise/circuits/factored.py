@@ -354,7 +354,7 @@ def in_pieces(function: Callable[..., Tensor], *tensors: Tensor, most: int = PIE
 def _core(left: Tensor, right: Tensor, most_condition: float = MOST_CONDITION) -> Tensor:
     """R₁R₂ᵀ of left and of the transposed right factor; NaN members where one is not finite."""
     core = triangle(left, most_condition) @ triangle(right, most_condition).mT
-    whole = left.isfinite().all(-1).all(-1) & right.isfinite().all(-1).all(-1)
+    whole = core.isfinite().flatten(-2).all(-1)  # a column that is not finite has no finite length
     return core.masked_fill(~whole[..., None, None], torch.nan)
 
 
