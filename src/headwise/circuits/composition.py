@@ -43,7 +43,7 @@ from headwise.errors import OptionError, ShapeError
 __all__ = ["Composition", "composition", "extra_bytes"]
 
 MEMORY = 96 * 2**20
-LARGEST_TILE = 64
+LARGEST_TILE = 48
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,8 +121,9 @@ def extra_bytes(
 ) -> int:
     """What ``composition`` takes beside the weights, in bytes, with tiles of ``tile`` columns.
 
-    8 · (N r² for the Gram matrices + 2 N t² for the tiles + 4·W·R for the results), with N
-    all heads, writers and readers, and 32 · h r · max(t, 256) for the layer at work.
+    8 · (N r² for the Gram matrices + 2 N t² for the tiles + 4·W·R for the results), with N all
+    heads, writers and readers, and 32 · h r · max(t, 256) for the layer at work. The buffers of
+    BLAS come on top, some 20 MiB whatever the sizes.
 
     Example:
         >>> head = Factored(torch.empty(32, 4096, 128), torch.empty(32, 128, 4096))
@@ -159,11 +160,14 @@ class _Side:
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
         """S[rows, columns] of every head, ``head entry``."""
-        tiles = []
-        for gram, thin in zip(self.gram, self.thin, strict=True):
+        first = self.thin[0]
+        size = first[0, 0, rows].numel() * first[0, 0, columns].numel()
+        tiles = torch.empty(self.starts[-1], size, dtype=torch.float64, device=first.device)
+        places = pairwise(self.starts)
+        for gram, thin, (a, b) in zip(self.gram, self.thin, places, strict=True):
             weighted = gram @ thin[..., columns].double()
-            tiles.append((thin[..., rows].double().mT @ weighted).flatten(1))
-        return torch.cat(tiles)
+            tiles[a:b] = (thin[..., rows].double().mT @ weighted).flatten(1)
+        return tiles
 
 
 def _gram(far: Tensor) -> Tensor:
