@@ -23,6 +23,13 @@ from headwise.models.decoder import Decoder
 from headwise.models.encoder import Encoder
 from headwise.models.feed_forward import MLP, GatedMLP
 from headwise.models.generation import Generated, generate, stream
+from headwise.models.low_rank import (
+    LowRankLinear,
+    add_low_rank,
+    merge,
+    remove_low_rank,
+    unmerge,
+)
 from headwise.models.norms import (
     AcrossHeads,
     LayerNorm,
@@ -70,6 +77,7 @@ __all__ = [
     "GatedMLP",
     "Generated",
     "LayerNorm",
+    "LowRankLinear",
     "Model",
     "MultiHeadAttention",
     "OffsetRMSNorm",
@@ -86,6 +94,7 @@ __all__ = [
     "TopK",
     "TopP",
     "Unembedding",
+    "add_low_rank",
     "build",
     "choice",
     "decoder_sizes",
@@ -94,9 +103,12 @@ __all__ = [
     "greedy",
     "layer_norm",
     "load_adapter",
+    "merge",
     "preset",
+    "remove_low_rank",
     "rms_norm",
     "skeleton",
     "stream",
     "transformer_sizes",
+    "unmerge",
 ]
