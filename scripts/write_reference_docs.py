@@ -16,11 +16,13 @@ from typing import Any, Final
 import typer
 
 import headwise as hw
+from headwise.circuits.dataset import Circuits, with_circuits
 from headwise.cli.app import app
 from headwise.models.checkpoints import Checkpoint
 from headwise.observation.loading import LoadedModel
 from headwise.observation.scan import Scan
 from headwise.report.findings import Finding
+from headwise.results.circuit_definitions import CIRCUITS
 from headwise.results.records import PROFILED
 from headwise.results.schema import VARIABLES
 from headwise.training.config import TrainConfig
@@ -35,6 +37,7 @@ COMMAND_LINES: Final = {
     "report": f"headwise report {MODEL} --text book.txt --tokens 512 --save book.nc",
     "scan": f"headwise scan {MODEL} --tokens 512 --rows 64 --out rows.nc",
     "show": "headwise show book.nc --out book.html --json book.json",
+    "circuits": f"headwise circuits {MODEL} --out heads.csv",
     "train": "headwise train book.txt --out run --tokenizer bytes --context 64 --steps 20",
     "generate": 'headwise generate "It was the best of" --model run --tokens 20',
 }
@@ -115,6 +118,16 @@ LIBRARY: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
         },
     ),
     ("Reading it", {"hw.findings": hw.findings, "Finding": Finding, "hw.report": hw.report}),
+    (
+        "What heads are made of",
+        {
+            "hw.circuits": hw.circuits,
+            "Circuits": Circuits,
+            "Circuits.save": Circuits.save,
+            "Circuits.to_dataframe": Circuits.to_dataframe,
+            "headwise.circuits.dataset.with_circuits": with_circuits,
+        },
+    ),
     (
         "Models of the library",
         {
@@ -379,11 +392,28 @@ def statistics_page() -> str:
     parts += ["## Of the gradients\n", "Measured with `--gradients`.\n"]
     gradients = [n for n, v in VARIABLES.items() if v.dims == ("parameter",)]
     parts.append(_table(rest, [_short(name) for name in gradients]))
+    parts += ["## Of the circuits\n", CIRCUIT_WORDS]
+    columns = ("name", "formula", "unit", "source")
+    parts.append(_table(columns, [_circuit(name) for name in CIRCUITS]))
     return "\n".join(parts)
 
 
+CIRCUIT_WORDS: Final = """From the weights, with `headwise circuits` and in `headwise report`. Row
+vectors: q = x W_Q, W_QK = W_Q W_Kᵀ, W_OV = W_V W_O; σ are singular values, λ eigenvalues. Folded:
+with the linear part of the norm before attention in the weights. With rotary positions W_QK is
+that of distance 0.
+"""
+
+
+def _circuit(name: str) -> tuple[str, ...]:
+    entry = CIRCUITS[name]
+    return (f"`{name}`", entry.definition, entry.units, entry.source)
+
+
 def _is_map(name: str) -> bool:
-    return name not in RANGES and not name.endswith(("_quantile", "_profile", "_rows"))
+    return name not in {*RANGES, *CIRCUITS} and not name.endswith(
+        ("_quantile", "_profile", "_rows")
+    )
 
 
 def _statistic(name: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headwise.results.circuit_definitions import CIRCUITS
 from headwise.results.records import PROFILED, PROJECTIONS, ROLES, STREAMS
 from headwise.results.schema import COORDINATES, DIMENSIONS, SCHEMA_VERSION, VARIABLES, Variable
 
@@ -32,6 +33,10 @@ Roles: {", ".join(ROLES)}. Token streams: {", ".join(STREAMS)}.
 Projections: {", ".join(PROJECTIONS)}.
 In a token's text the character NUL is written ␀ and a lone surrogate as ?.
 
+A set of circuits (`hw.circuits`, `headwise circuits`) has the same schema, without the scan: only
+the coordinates layer, head, module, role, number, heads and kv_heads are required, and the
+attribute `holds` is "circuits".
+
 What `exactness` says when only some rows were measured (`rows` < `rows_total`): means are unbiased
 estimates from rows that are each exact; extremes are bounds on the extremes over all rows;
 quantiles are those of the measured rows. Otherwise everything is exact.
@@ -43,10 +48,13 @@ def page() -> str:
     parts = [HEAD, "## Dimensions\n", _table(("dimension", "meaning"), _dimensions())]
     parts += ["## Coordinates\n", _table(("name", "dimension", "type", "meaning"), _coordinates())]
     titles = {
-        "Per head": [n for n, v in VARIABLES.items() if v.dims == ("layer", "head")],
+        "Per head": [
+            n for n, v in VARIABLES.items() if v.dims == ("layer", "head") and n not in CIRCUITS
+        ],
         "Maps and counts": [n for n, v in VARIABLES.items() if _is_map(n, v)],
         "Residual stream": [n for n, v in VARIABLES.items() if v.dims == ("block",)],
         "Gradients": [n for n, v in VARIABLES.items() if v.dims == ("parameter",)],
+        "Circuits": list(CIRCUITS),
     }
     columns = ("name", "dimensions", "type", "unit", "definition", "source")
     for title, names in titles.items():
@@ -67,7 +75,8 @@ def page() -> str:
 def _is_map(name: str, variable: Variable) -> bool:
     ends = ("_quantile", "_profile")
     return (
-        variable.dims[0] == "layer"
+        name not in CIRCUITS
+        and variable.dims[0] == "layer"
         and variable.dims != ("layer", "head")
         and variable.dims[-1] != "query"
         and not name.endswith(ends)

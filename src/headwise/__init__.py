@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 # Public name -> "module:attribute", or the module itself.
 _WHERE = {
     "attention": "headwise.attention",
+    "circuits": "headwise.circuits.dataset:circuits",
     "errors": "headwise.errors",
     "findings": "headwise.report.findings:findings",
     "generate": "headwise.models.text:generate",
@@ -34,6 +35,7 @@ _WHERE = {
 
 __all__ = [
     "attention",
+    "circuits",
     "errors",
     "findings",
     "generate",
@@ -54,6 +56,7 @@ __all__ = [
 if TYPE_CHECKING:
     from headwise import attention, errors, models, positions
     from headwise.attention import masks
+    from headwise.circuits.dataset import circuits
     from headwise.models.checkpoints.loading import load
     from headwise.models.checkpoints.own import save
     from headwise.models.text import generate, stream

@@ -28,4 +28,9 @@ AXES: Final[dict[str, str]] = {
     "query_block": "rows of a pooled attention map",
     "key_block": "columns of a pooled attention map",
     "quantile": "quantiles over the measured rows",
+    "rank": "singular values of a head's matrix, the largest first",
+    "earlier_layer": "attention modules that write what a later one reads",
+    "earlier_head": "heads of those modules",
+    "pair": "pairs of a head's entries that a rotation turns together",
+    "offset": "distances from a query back to its key",
 }

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from headwise import __version__
+from headwise.cli.circuits import circuits
 from headwise.cli.generate import generate
 from headwise.cli.heap import keep_large_blocks_out_of_the_heap
 from headwise.cli.report import report
@@ -65,7 +66,7 @@ def _told(command: Callable[..., int]) -> Callable[..., int]:
     return run_command
 
 
-for _command in (report, scan, show, train, generate):
+for _command in (report, scan, show, circuits, train, generate):
     app.command()(_told(_command))
 
 

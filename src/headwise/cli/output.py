@@ -16,7 +16,7 @@ from headwise.errors import OptionError
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Outputs", "exit_code", "finish", "page_name", "progress_bar"]
+__all__ = ["Outputs", "exit_code", "finish", "page_name", "print_summary", "progress_bar"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Outputs:
 
     page: Path | None = None
     scan: Path | None = None
+    other: Path | None = None  # whose suffix its own writer checks
     json: str | None = None
     quiet: bool = False
     read: tuple[str | Path | None, ...] = ()  # what must not be written over: model, text, scan
@@ -35,9 +36,9 @@ class Outputs:
         from headwise.results.io import save_path
 
         file = None if self.json in (None, "-") else Path(str(self.json))
-        if str(self.page) == "-":
+        if "-" in (str(self.page), str(self.other)):
             raise OptionError("--out is -", allowed="the name of a file")
-        named = [path for path in (self.page, self.scan, file) if path is not None]
+        named = [path for path in (self.page, self.scan, self.other, file) if path is not None]
         absolute = [path.expanduser().absolute() for path in named]
         for path in absolute:
             if absolute.count(path) > 1:
@@ -48,7 +49,7 @@ class Outputs:
                 raise OptionError(
                     f"{path} is read, so it cannot be written over", to_do="name another file"
                 )
-        for target in (self.page, file):
+        for target in (self.page, self.other, file):
             if target is not None:
                 writable(target)
         if self.scan is not None:
@@ -94,7 +95,7 @@ def finish(dataset: xr.Dataset, outputs: Outputs) -> int:
                 temporary.write_text(text, encoding="utf-8")
             written.append(Path(outputs.json))
     if not outputs.quiet:
-        _print(summary(dataset, found), written, to_stderr=outputs.json == "-")
+        print_summary(summary(dataset, found), written, to_stderr=outputs.json == "-")
     return exit_code(dataset)
 
 
@@ -127,7 +128,8 @@ def exit_code(dataset: xr.Dataset) -> int:
     return 0
 
 
-def _print(shown: Any, written: list[Path], *, to_stderr: bool) -> None:
+def print_summary(shown: Any, written: list[Path], *, to_stderr: bool) -> None:
+    """What a run found, and the files that were written."""
     from rich.console import Console
 
     console = Console(stderr=to_stderr)

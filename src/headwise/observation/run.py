@@ -25,7 +25,7 @@ from headwise.observation.reading import default_text
 from headwise.observation.scan import Scan
 from headwise.observation.text import Text, tokenize
 
-__all__ = ["Progress", "scan"]
+__all__ = ["Progress", "opened", "scan"]
 
 # progress(done, total, what)
 Progress = Callable[[int, int, str], None]
@@ -90,7 +90,7 @@ def scan(
         >>> measured.record.about["tokens"], measured.record.layers[0].rows
         (5, 5)
     """
-    loaded = _loaded(model_or_path, dtype, device, trust_remote_code)
+    loaded = opened(model_or_path, dtype, device, trust_remote_code)
     if gradients:
         check_loss(loaded)
     documents = tokenize(
@@ -108,12 +108,18 @@ def scan(
     return _completed(measured, loaded, documents, slopes)
 
 
-def _loaded(
-    given: str | Path | nn.Module | LoadedModel | Checkpoint | None,
-    dtype: str | torch.dtype | None,
-    device: str | torch.device | None,
-    trust_remote_code: bool,
+def opened(
+    given: str | Path | nn.Module | LoadedModel | Checkpoint | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    trust_remote_code: bool = False,
 ) -> LoadedModel:
+    """Whatever names or is a model, ready to be measured; see ``scan``.
+
+    Example:
+        >>> opened().architecture
+        'headwise'
+    """
     if given is None:
         given = embedded_model()
     if isinstance(given, str | Path):

@@ -11,7 +11,7 @@ import xarray as xr
 from headwise.report.numbers import counted, duration, memory
 from headwise.report.quantities import about
 
-__all__ = ["definition_in_words", "definitions", "run_facts", "title_facts"]
+__all__ = ["definition_in_words", "definitions", "run_facts", "shape_words", "title_facts"]
 
 
 def title_facts(dataset: xr.Dataset) -> tuple[str, list[str]]:
@@ -25,7 +25,7 @@ def title_facts(dataset: xr.Dataset) -> tuple[str, list[str]]:
         else facts.get("exactness", "")
     )
     parts = [
-        *_shape(dataset),
+        *shape_words(dataset),
         counted(int(facts.get("tokens", dataset.sizes["key"])), "token"),
         _masks(dataset),
         str(facts.get("dtype", "")),
@@ -99,7 +99,8 @@ def definition_in_words(dataset: xr.Dataset, name: str) -> str:
     return text.replace("sink_keys", str(keys))
 
 
-def _shape(dataset: xr.Dataset) -> list[str]:
+def shape_words(dataset: xr.Dataset) -> list[str]:
+    """Layers and heads, one entry per kind of layer."""
     roles = [str(role) for role in dataset["role"].values]
     names = {"decoder": "decoder", "encoder": "encoder", "cross": "cross-attention"}
     lines = []

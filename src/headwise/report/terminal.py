@@ -17,7 +17,9 @@ from headwise.report.numbers import three
 from headwise.report.roles import in_words, roles
 from headwise.report.run import title_facts
 
-__all__ = ["summary"]
+__all__ = ["ByLayer", "Lines", "summary"]
+
+Lines = Sequence[tuple[str, str, str, bool]]  # variable, label, unit, logarithmic
 
 _SHOWN: Final = 7
 _MARKS: Final = {
@@ -28,7 +30,6 @@ _MARKS: Final = {
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _WIDEST: Final = 36  # bars; 44 columns hold the words and numbers beside them
 _BESIDE: Final = 44
-# variable, label, unit, logarithmic
 _LINES: Final = (
     ("entropy_fraction", "entropy", "of ln n", False),
     ("sink_mass", "sink", "of weight", False),
@@ -79,7 +80,7 @@ def summary(dataset: xr.Dataset, found: Sequence[Finding]) -> RenderableType:
         parts += [Text(), _findings(found)]
     if len(found) > _SHOWN:
         parts.append(Text(f"      and {len(found) - _SHOWN} more", style="dim"))
-    parts += [Text(), _ByLayer(dataset=dataset)]
+    parts += [Text(), ByLayer(dataset=dataset, lines=_LINES)]
     return Group(*parts)
 
 
@@ -94,16 +95,17 @@ def _findings(found: Sequence[Finding]) -> Table:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _ByLayer:
+class ByLayer:
     """The table by layer, its bars as wide as the terminal allows."""
 
     dataset: xr.Dataset
+    lines: Lines
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield _by_layer(self.dataset, max(4, min(_WIDEST, options.max_width - _BESIDE)))
+        yield _by_layer(self.dataset, self.lines, max(4, min(_WIDEST, options.max_width - _BESIDE)))
 
 
-def _by_layer(dataset: xr.Dataset, widest: int) -> Table:
+def _by_layer(dataset: xr.Dataset, lines: Lines, widest: int) -> Table:
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(width=15, no_wrap=True)
     table.add_column(width=widest, no_wrap=True)
@@ -116,7 +118,7 @@ def _by_layer(dataset: xr.Dataset, widest: int) -> Table:
         heading = _ROLES[role] if several else "by layer"
         rows = [
             _line(label, dataset[name].values[roles == role], unit, log, widest)
-            for name, label, unit, log in _LINES
+            for name, label, unit, log in lines
             if name in dataset
         ]
         if role != "cross" and "stream_out_rms" in dataset:

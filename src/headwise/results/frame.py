@@ -26,7 +26,11 @@ def to_dataframe(dataset: xr.Dataset) -> pd.DataFrame:
     columns = {
         "layer": per_head(dataset["layer"].to_numpy()[:, None]),
         "head": per_head(dataset["head"].to_numpy()[None, :]),
-        **{name: per_head(dataset[name].to_numpy()[:, None]) for name in _FACTS},
+        **{
+            name: per_head(dataset[name].to_numpy()[:, None])
+            for name in _FACTS
+            if name in dataset.coords
+        },
     }
     for name, array in dataset.data_vars.items():
         if set(array.dims) == {"layer", "head"}:

@@ -10,7 +10,7 @@ import xarray as xr
 from headwise.errors import FileError, InputError
 from headwise.files import whole, writable
 from headwise.results.schema import COORDINATES, VARIABLES, Variable
-from headwise.results.validate import check
+from headwise.results.validate import check, holds_circuits
 
 __all__ = ["load", "save", "save_path"]
 
@@ -78,6 +78,10 @@ def load(path: str | Path) -> xr.Dataset:
         if "schema_version" not in dataset.attrs:
             raise _not_a_scan(source) from error
         raise FileError(f"{source} cannot be read: {error}") from error
+    if holds_circuits(dataset):
+        raise FileError(
+            f"{source} holds circuits, without a scan", to_do="open it with xarray.open_dataset"
+        )
     return _canonical(dataset)
 
 

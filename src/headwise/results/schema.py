@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headwise.axes import AXES
+from headwise.results.circuit_definitions import CIRCUITS
 from headwise.results.definitions import (
     MAPS,
     MORE_ROWS,
@@ -25,6 +26,7 @@ from headwise.results.definitions import (
 from headwise.results.records import PROFILED, VALUES
 
 __all__ = [
+    "CIRCUIT_COORDINATES",
     "COORDINATES",
     "DIMENSIONS",
     "SCHEMA_VERSION",
@@ -66,6 +68,7 @@ DIMENSIONS: Final[dict[str, str]] = {
         )
     },
     "parameter": "parameters of the model whose gradients were measured",
+    **{name: AXES[name] for name in ("rank", "earlier_layer", "earlier_head", "pair", "offset")},
 }
 
 _LAYER_HEAD = ("layer", "head")
@@ -188,6 +191,21 @@ def _gradients() -> dict[str, Variable]:
     }
 
 
+def _circuits() -> dict[str, Variable]:
+    return {
+        name: Variable(
+            dims=entry.dims,
+            kind=entry.kind,
+            units=entry.units,
+            long_name=entry.long_name,
+            definition=entry.definition,
+            source=entry.source,
+            required=False,
+        )
+        for name, entry in CIRCUITS.items()
+    }
+
+
 VARIABLES: Final[dict[str, Variable]] = {
     **_per_head(),
     **_distributions(),
@@ -195,7 +213,19 @@ VARIABLES: Final[dict[str, Variable]] = {
     **_kept_rows(),
     **_per_block(),
     **_gradients(),
+    **_circuits(),
 }
+
+
+_OF_CIRCUITS: Final[tuple[tuple[str, str, Kind, str, bool], ...]] = (
+    ("qk_form", "layer", "str", "why logits are no fixed form; empty: they are", False),
+    ("ov_form", "layer", "str", "why W_OV is exact up to a factor only; empty: exact", False),
+    ("rank", "rank", "int64", "number of the singular value, the largest is 0", False),
+    ("pair", "pair", "int64", "number of the pair, the fastest is 0", False),
+    ("offset", "offset", "int64", "tokens from the query back to the key", False),
+    ("earlier_layer", "earlier_layer", "int64", "layer of the earlier head", False),
+    ("earlier_head", "earlier_head", "int64", "number of the earlier head", False),
+)
 
 
 def _coordinates() -> dict[str, Variable]:
@@ -238,6 +268,7 @@ def _coordinates() -> dict[str, Variable]:
         ("parameter", "parameter", "str", "name of the parameter", False),
         ("parameter_block", "parameter", "int64", "its block; −1: outside the blocks", False),
         ("projection", "parameter", "str", "what the parameter projects", False),
+        *_OF_CIRCUITS,
     )
     return {
         name: Variable(
@@ -248,3 +279,6 @@ def _coordinates() -> dict[str, Variable]:
 
 
 COORDINATES: Final[dict[str, Variable]] = _coordinates()
+
+# What a set of circuits alone has to have.
+CIRCUIT_COORDINATES: Final = ("layer", "head", "module", "role", "number", "heads", "kv_heads")

@@ -9,9 +9,16 @@ import numpy as np
 import xarray as xr
 
 from headwise.errors import InputError
-from headwise.results.schema import COORDINATES, DIMENSIONS, SCHEMA_VERSION, VARIABLES, Variable
+from headwise.results.schema import (
+    CIRCUIT_COORDINATES,
+    COORDINATES,
+    DIMENSIONS,
+    SCHEMA_VERSION,
+    VARIABLES,
+    Variable,
+)
 
-__all__ = ["about", "check"]
+__all__ = ["about", "check", "holds_circuits"]
 
 
 def check(dataset: xr.Dataset) -> None:
@@ -34,13 +41,21 @@ def check(dataset: xr.Dataset) -> None:
         ("coordinate", COORDINATES, dataset.coords),
         ("variable", VARIABLES, dataset.data_vars),
     ):
-        missing = [name for name, v in table.items() if v.required and name not in present]
+        needed = [name for name, v in table.items() if v.required]
+        if holds_circuits(dataset):
+            needed = [name for name in CIRCUIT_COORDINATES if name in table]
+        missing = [name for name in needed if name not in present]
         if missing:
             raise InputError(f"the scan lacks the {what} {missing[0]!r}")
         for name, array in present.items():
             if name not in table:
                 raise InputError(f"the {what} {str(name)!r} is not in the schema")
             _check_array(f"the {what} {str(name)!r}", table[str(name)], array)
+
+
+def holds_circuits(dataset: xr.Dataset) -> bool:
+    """Whether the set is one of circuits alone, without a scan."""
+    return bool(dataset.attrs.get("holds") == "circuits")
 
 
 def about(dataset: xr.Dataset) -> dict[str, Any]:

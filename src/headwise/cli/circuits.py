@@ -1,0 +1,63 @@
+"""``headwise circuits``: what every head of a model is made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headwise.cli import options as o
+
+__all__ = ["circuits"]
+
+
+def circuits(
+    model: o.Model = None,
+    layers: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Layers to read, such as 0,3-5. [all]")
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="What MODEL was tuned from: also the change."),
+    ] = None,
+    adapter: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A PEFT LoRA adapter for MODEL: also its change."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The data set (.nc, .zarr) or a row per head (.csv)."),
+    ] = None,
+    json: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[FILE.json]",
+            help="A row per head as JSON, to standard output unless a FILE is named.",
+        ),
+    ] = None,
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    quiet: o.Quiet = False,
+) -> int:
+    """Take the heads of MODEL apart: W_QK and W_OV, what they copy, and which heads compose."""
+    numbers = o.numbers("--layers", layers)
+    from headwise.cli.circuit_output import check, finish
+    from headwise.cli.output import progress_bar
+
+    check(out, json, read=(model, base, adapter))
+    from headwise.circuits.dataset import circuits as read
+
+    with progress_bar(quiet) as progress:
+        found = read(
+            model or None,
+            layers=numbers,
+            base=base,
+            adapter=adapter,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            progress=progress,
+        )
+    return finish(found, out, json, quiet=quiet)
