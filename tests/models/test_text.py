@@ -15,6 +15,7 @@ from headwise.errors import ModelError, OptionError, TextError
 from headwise.models import build, preset
 from headwise.models.architecture import Unembedding
 from headwise.models.checkpoints import load, save
+from headwise.models.generation import generate as generate_ids
 from headwise.models.special_tokens import SpecialTokens, special_tokens
 from headwise.models.text import Pieces, generate, stream, until
 
@@ -140,8 +141,10 @@ def test_the_end_of_text_ends_the_answer():
     with torch.no_grad():
         model.unembedding.weight[256] = 0
     long = generate(model, "Where?", tokenizer=words, tokens=31)
-    with torch.no_grad():  # the end of text is now as likely as the byte of the sixth token
-        model.unembedding.weight[256] = model.unembedding.weight[long.encode()[5]] * 1.01
+    ids = torch.tensor([words.encode("Where?").ids])
+    sixth = generate_ids(model, ids, tokens=6).rows()[0][5]
+    with torch.no_grad():  # the end of text is now a little likelier than the sixth token
+        model.unembedding.weight[256] = model.unembedding.weight[sixth] * 1.01
     short = generate(model, "Where?", tokenizer=words, tokens=31)
     assert long.startswith(short)
     assert len(short) < len(long)

@@ -147,7 +147,7 @@ def test_gradients_equal_a_plain_backward_pass(kind: str, monkeypatch: pytest.Mo
     loaded = wrap_model(own(kind), tokenizer())
     target = ids(17)[0][0] if kind == "encoder-decoder" else None
     read = [Document(row[0] % 120 + 5, target) for row in ids(41, 23)]
-    monkeypatch.setattr(module, "_LOGITS", 7 * VOCABULARY)  # runs of 7 tokens, ragged at the end
+    monkeypatch.setattr(module, "LOGITS", 7 * VOCABULARY)  # runs of 7 tokens, ragged at the end
     found = measure_gradients(loaded, read)
     loss = plain_loss(loaded, read)
     loss.backward()
