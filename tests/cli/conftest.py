@@ -19,9 +19,21 @@ class Stage:
         self.calls: list[tuple[str, dict]] = []
         self.record = make_record(layers=3, heads=5, tokens=37)
         self.error: BaseException | None = None
+        self.loading: dict = {}
+        self.circuits: list[str] = []
+
+    def opened(self, model, dtype, device, trust_remote_code):
+        self.loading = {
+            "dtype": dtype, "device": device, "trust_remote_code": trust_remote_code
+        }  # fmt: skip
+        return model
+
+    def add_circuits(self, dataset, loaded, *, progress):
+        self.circuits.append(loaded)
+        return dataset
 
     def scan(self, model, **arguments):
-        self.calls.append((model, arguments))
+        self.calls.append((model, {**arguments, **self.loading}))
         if self.error is not None:
             raise self.error
         return FakeScan(to_dataset(self.record))
@@ -48,5 +60,8 @@ def stage(tmp_path, monkeypatch, capsys):
     stage = Stage(tmp_path, capsys)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HEADWISE_TRACEBACK", raising=False)
-    monkeypatch.setitem(sys.modules, "headwise.observation.run", SimpleNamespace(scan=stage.scan))
+    run_module = SimpleNamespace(scan=stage.scan, opened=stage.opened)
+    monkeypatch.setitem(sys.modules, "headwise.observation.run", run_module)
+    circuits = SimpleNamespace(add_circuits=stage.add_circuits)
+    monkeypatch.setitem(sys.modules, "headwise.circuits.dataset", circuits)
     return stage

@@ -93,6 +93,13 @@ def test_every_option_reaches_the_scan(stage):
     ]
 
 
+def test_circuits_are_part_of_a_report_unless_turned_off(stage):
+    assert stage.run("report", "m")[0] == 0
+    assert stage.circuits == ["m"]
+    assert stage.run("report", "m", "--no-circuits")[0] == 0
+    assert stage.circuits == ["m"]
+
+
 def test_report_saves_and_writes_json(stage):
     line = "report m --out page.html --save scan.nc --json found.json"
     code, out, err = stage.run(*line.split())

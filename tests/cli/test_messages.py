@@ -171,7 +171,10 @@ def test_standard_output_on_a_full_disk(stage, line):
         "from tests.cli.conftest import FakeScan; from tests.results.synthetic import make_record; "
         "from headwise.results.label import to_dataset; "
         "made = FakeScan(to_dataset(make_record(layers=3, heads=5, tokens=37))); "
-        "sys.modules['headwise.observation.run'] = N(scan=lambda *a, **k: made); "
+        "run_module = N(scan=lambda *a, **k: made, opened=lambda *a: None); "
+        "sys.modules['headwise.observation.run'] = run_module; "
+        "circuits = N(add_circuits=lambda dataset, *a, **k: dataset); "
+        "sys.modules['headwise.circuits.dataset'] = circuits; "
         "sys.exit(run(sys.argv[1:]))"
     )
     with open("/dev/full", "w") as full:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ from headwise.results.validate import about
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Circuits", "circuits", "circuits_path", "with_circuits"]
+__all__ = ["Circuits", "add_circuits", "circuits", "circuits_path", "with_circuits"]
 
 Model = str | Path | nn.Module | LoadedModel | Checkpoint
 Progress = Callable[[int, int, str], None]
@@ -170,6 +171,25 @@ def with_circuits(scan: xr.Dataset | Scan, found: Circuits) -> xr.Dataset:
         True
     """
     return joined(scan.dataset if isinstance(scan, Scan) else scan, found.dataset)
+
+
+def add_circuits(
+    scan: xr.Dataset, loaded: LoadedModel, *, progress: Progress | None = None
+) -> xr.Dataset:
+    """The data set of a scan with the circuits of its model, or with a note why there are none.
+
+    Layers are those of the scan.
+    """
+    wanted = sorted({int(number) for number in scan["number"].to_numpy()})
+    try:
+        return with_circuits(scan, circuits(loaded, layers=wanted, progress=progress))
+    except (HeadwiseError, MemoryError) as error:
+        facts = about(scan)
+        reason = str(error) or "out of memory"
+        facts["notes"] = [*facts.get("notes", []), f"no circuits: {reason}"]
+        noted = scan.copy()
+        noted.attrs = {**scan.attrs, "about": json.dumps(facts, sort_keys=True)}
+        return noted
 
 
 def circuits_path(path: str | Path) -> Path:

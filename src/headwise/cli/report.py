@@ -30,6 +30,9 @@ def report(
     ] = None,
     json: o.Json = None,
     gradients: o.Gradients = False,
+    no_circuits: Annotated[
+        bool, typer.Option("--no-circuits", help="Leave out what the heads are made of.")
+    ] = False,
     allow_long: o.AllowLong = False,
     trust_remote_code: o.TrustRemoteCode = False,
     quiet: o.Quiet = False,
@@ -43,11 +46,8 @@ def report(
         layers=layers,
         heads=heads,
         rows=rows,
-        dtype=dtype,
-        device=device,
         gradients=gradients,
         allow_long=allow_long,
-        trust_remote_code=trust_remote_code,
     )
     from headwise.cli.output import Outputs, finish, page_name, progress_bar
     from headwise.observation.reading import EMBEDDED
@@ -60,8 +60,20 @@ def report(
         read=(model, text),
     )
     outputs.check()
+    from headwise.observation.run import opened
     from headwise.observation.run import scan as measure
+    from headwise.results.validate import about
 
     with progress_bar(quiet) as progress:
-        scan = measure(model or None, progress=progress, **arguments)
-    return finish(scan.dataset, outputs)
+        loaded = opened(model or None, dtype, device, trust_remote_code)
+        scan = measure(loaded, progress=progress, **arguments)
+        dataset = scan.dataset
+        if not no_circuits and not about(dataset)["interrupted"]:
+            from headwise.circuits.dataset import add_circuits
+
+            try:
+                dataset = add_circuits(dataset, loaded, progress=progress)
+            except KeyboardInterrupt:  # the scan is whole
+                scan.facts["interrupted"] = True
+                dataset = scan.dataset
+    return finish(dataset, outputs)

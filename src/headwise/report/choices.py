@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["DERIVED_WORDS", "FLOW", "STATISTICS", "Statistic"]
+__all__ = ["CIRCUIT_STATISTICS", "DERIVED_WORDS", "FLOW", "STATISTICS", "Statistic"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +41,10 @@ def _reach(name: str, label: str, reading: str) -> Statistic:
 
 def _scale(name: str, label: str, reading: str) -> Statistic:
     return Statistic(name=name, group="Scale", label=label, reading=reading)
+
+
+def _circuit(name: str, label: str, reading: str, scale: str = "linear") -> Statistic:
+    return Statistic(name=name, group="Circuits", label=label, reading=reading, scale=scale)
 
 
 def _flow(name: str, label: str, reading: str) -> Statistic:
@@ -143,6 +147,53 @@ STATISTICS: Final = (
         "log-sum-exp",
         "The logarithm of what the softmax divides by; it grows with the scores and the length.",
     ),
+)
+# From the weights alone, but for the induction score, which is on random tokens that repeat.
+CIRCUIT_STATISTICS: Final = (
+    _circuit(
+        "qk_effective_rank_folded",
+        "rank of W_QK",
+        "How many directions of the stream the head compares. Low: it looks for one thing.",
+    ),
+    _circuit(
+        "ov_effective_rank_folded",
+        "rank of W_OV",
+        "How many directions the head moves. Low: whatever it reads, it writes the same few.",
+    ),
+    _circuit(
+        "copying",
+        "copying",
+        "1: the head makes the tokens it looks at likelier. −1: less likely. 0: neither.",
+    ),
+    _circuit(
+        "qk_spectral_norm_folded",
+        "norm of W_QK",
+        "The strongest match of a query and a key. High: the head can be very sure.",
+        "log",
+    ),
+    _circuit(
+        "ov_spectral_norm_folded",
+        "norm of W_OV",
+        "How strongly the head writes what it reads best.",
+        "log",
+    ),
+    _circuit(
+        "qk_sign",
+        "sign of W_QK",
+        "1: tokens look for what resembles them. −1: for the opposite. 0: for something else.",
+    ),
+    _circuit(
+        "rotary_slow_share",
+        "slow pairs",
+        "How much of W_QK stands in rotary pairs that hardly turn: content, not distance.",
+    ),
+    _circuit(
+        "repeated_induction",
+        "induction",
+        "On random tokens that repeat. High: the head looks at what came after this token before.",
+    ),
+    _circuit("qk_change_relative", "change of W_QK", "How far tuning moved W_QK.", "log"),
+    _circuit("ov_change_relative", "change of W_OV", "How far tuning moved W_OV.", "log"),
 )
 FLOW: Final = (
     _flow("stream_out_rms", "stream", "Size of the residual stream after the block."),

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwise.report.circuit_facts import Z_FROM, edges, head_names, labelled_heads, strongest
+from headwise.report.circuit_figures import circuit_notes
 from headwise.report.numbers import three
 from headwise.report.quantities import about
 from headwise.report.run import shape_words
@@ -56,10 +57,7 @@ def circuit_summary(dataset: xr.Dataset) -> RenderableType:
         Text(),
         ByLayer(dataset=dataset, lines=_LINES),
     ]
-    words = {
-        str(each) for name in ("qk_form", "ov_form") for each in dataset[name].values if str(each)
-    }
-    notes = [*sorted(words), *facts.get("notes", [])]
+    notes = circuit_notes(dataset)
     if notes:
         parts += [Text(), *(Text(f"Note: {note}.", style="dim") for note in notes)]
     return Group(*parts)

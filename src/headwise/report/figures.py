@@ -10,7 +10,8 @@ from typing import Any, Final
 import numpy as np
 import xarray as xr
 
-from headwise.report.choices import DERIVED_WORDS, FLOW, STATISTICS
+from headwise.report.choices import CIRCUIT_STATISTICS, DERIVED_WORDS, FLOW, STATISTICS
+from headwise.report.circuit_figures import circuit_arrays, circuit_facts
 from headwise.report.embed import Packed, pack_coarse, pack_exact, pack_half, pack_text
 from headwise.report.quantities import derived, layer_names
 from headwise.report.run import definition_in_words
@@ -72,6 +73,7 @@ def figures(dataset: xr.Dataset) -> Figures:
         "receivedWidths": widths,
         "depth": _depth(dataset),
         "gradients": _gradients(dataset),
+        "circuits": circuit_facts(dataset),
     }
     quantiles = [dataset[f"{k}_quantile"].values for k in _QUANTILES if f"{k}_quantile" in dataset]
     arrays = {
@@ -82,6 +84,7 @@ def figures(dataset: xr.Dataset) -> Figures:
         "pooled": pack_half(pooled),
         "tokens": pack_text(labels),
         **received,
+        **circuit_arrays(dataset),
     }
     return Figures(facts=facts, arrays=arrays)
 
@@ -91,7 +94,7 @@ def _tables(dataset: xr.Dataset) -> tuple[list[dict[str, Any]], np.ndarray]:
     rows: list[np.ndarray] = []
     entries: list[dict[str, Any]] = []
     shape = (dataset.sizes["layer"], dataset.sizes["head"])
-    for statistic in (*STATISTICS, *FLOW):
+    for statistic in (*STATISTICS, *CIRCUIT_STATISTICS, *FLOW):
         per_layer = statistic.group == "Flow"
         source = "band_mass" if statistic.name == "local_mass" else statistic.name
         if source not in dataset:

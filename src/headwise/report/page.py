@@ -19,6 +19,7 @@ from markupsafe import Markup, escape
 
 from headwise.errors import FileError
 from headwise.files import whole
+from headwise.report.circuit_figures import behaviours, circuit_notes
 from headwise.report.embed import json_for_html
 from headwise.report.evidence import evidence
 from headwise.report.figures import figures
@@ -46,6 +47,8 @@ _SCRIPTS: Final = (
     "head",
     "text",
     "depth",
+    "circuits",
+    "composition",
     "evidence",
     "start",
 )
@@ -70,6 +73,12 @@ SECTIONS: Final = (
         title="Depth",
         template="sections/depth.html",
         needs=("stream_out_rms",),
+    ),
+    Section(
+        anchor="circuits",
+        title="Circuits",
+        template="sections/circuits.html",
+        needs=("qk_effective_rank_folded", "ov_effective_rank_folded"),
     ),
     Section(anchor="measured", title="How this was measured", template="sections/measured.html"),
 )
@@ -127,6 +136,9 @@ def render(dataset: xr.Dataset) -> str:
             marks=_MARKS,
             names=names,
             place_button=_place_button,
+            behaviours=behaviours(dataset),
+            circuit_names=[str(name) for name in dataset.data_vars],
+            circuit_notes=circuit_notes(dataset),
             run=run_facts(dataset),
             command=run.get("command"),
             notes=run.get("notes", []),

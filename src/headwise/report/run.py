@@ -8,10 +8,15 @@ from typing import Any
 
 import xarray as xr
 
+from headwise.report.choices import CIRCUIT_STATISTICS
 from headwise.report.numbers import counted, duration, memory
 from headwise.report.quantities import about
+from headwise.results.circuit_definitions import CIRCUITS
 
 __all__ = ["definition_in_words", "definitions", "run_facts", "shape_words", "title_facts"]
+
+# Of the circuits, what the page shows; the schema defines them all.
+_SHOWN = {statistic.name for statistic in CIRCUIT_STATISTICS}
 
 
 def title_facts(dataset: xr.Dataset) -> tuple[str, list[str]]:
@@ -77,6 +82,8 @@ def definitions(dataset: xr.Dataset) -> list[dict[str, str]]:
             "pooled",
             "gradient_norm",
         )
+        if name in CIRCUITS and name not in _SHOWN:
+            continue
         if basic and array.attrs.get("definition"):
             row = {key: str(array.attrs.get(key, "")) for key in keys}
             row["definition"] = definition_in_words(dataset, str(name))

@@ -104,6 +104,7 @@ function card({ layer, head }, index, width) {
     ...entropyFigure(layer, head, width),
     ...distanceFigure(layer, head, width),
     ...receivedFigure(layer, head, width),
+    ...spectrumFigure(layer, head, width),
     ...numbersTable(layer, head),
     ...quantileTable(layer, head),
   );
@@ -238,7 +239,11 @@ function numbersTable(layer, head) {
   });
   return [
     el("h4", {}, "Numbers"),
-    el("p", { class: "caption" }, "Over all rows; the rank is among all heads, largest first."),
+    el(
+      "p",
+      { class: "caption" },
+      `Over all rows${facts.circuits ? ", circuits from the weights" : ""}; the rank is among all heads, largest first.`,
+    ),
     el(
       "div",
       { class: "scroll" },

@@ -139,6 +139,7 @@ async function start() {
   }
   buildText();
   if (facts.depth) onWidth(byId("depth-figures"), drawDepth);
+  if (facts.circuits) onWidth(byId("circuit-maps"), drawCircuits);
   addEventListener("resize", () => {
     if (state.pinned.length) drawPanel();
   });
