@@ -37,7 +37,10 @@ def datasets():
 @pytest.fixture(scope="module")
 def files(datasets, tmp_path_factory):
     folder = tmp_path_factory.mktemp("circuits")
-    return {name: write_report(d, folder / f"{name}.html") for name, d in datasets.items()}
+    alone = {"alone": hw.circuits(layers=[1, 2, 3]).dataset}
+    return {
+        name: write_report(d, folder / f"{name}.html") for name, d in {**datasets, **alone}.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +113,20 @@ def test_behaviours_name_their_heads(visit):
     page = visit("embedded")
     page.locator("table.behaviours .place", has_text="L2 · H4").click()
     assert page.locator("#panel .card h3").inner_text() == "L2 · H4"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_circuits_alone_are_a_page(visit, width):
+    page = visit("alone", width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("section").count() == 3
+    page.locator("#plate-drawing rect.cell").nth(4).click()
+    page.wait_for_selector("#panel .card")
+    assert page.locator("#panel h3").inner_text() == "L1 · H4"
+    assert page.locator("#panel h4").all_inner_texts() == ["Spectra of W_QK and W_OV", "Numbers"]
+    page.keyboard.press("/")
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#panel h3").inner_text() == "L2 · H4"
 
 
 def test_one_layer_has_no_composition(visit):

@@ -24,7 +24,17 @@ def test_the_embedded_model_has_its_induction_heads(capsys, tmp_path):
     assert (heads["copying"] > 0.5).all()
 
 
-def test_json_goes_to_standard_output(capsys):
+def test_the_page_is_named_after_the_model(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(["circuits", "--layers", "0"]) == 0
+    assert capsys.readouterr().out.endswith("wrote headwise-circuits-embedded-model.html\n")
+    page = (tmp_path / "headwise-circuits-embedded-model.html").read_text(encoding="utf-8")
+    assert 'id="circuits"' in page
+    assert 'id="text"' not in page
+
+
+def test_json_goes_to_standard_output(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert run(["circuits", "--layers", "1-2", "--json", "--quiet"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {row["number"] for row in found["heads"]} == {1, 2}
@@ -40,8 +50,10 @@ def test_json_goes_to_standard_output(capsys):
         (["--base", "/no/such/model"], "there is no file or folder /no/such/model"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(capsys, arguments, line):
+def test_what_cannot_be_done_is_one_line(capsys, tmp_path, monkeypatch, arguments, line):
+    monkeypatch.chdir(tmp_path)
     assert run(["circuits", *arguments]) == 2
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

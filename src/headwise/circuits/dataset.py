@@ -199,6 +199,7 @@ def circuits_path(path: str | Path) -> Path:
         raise FileError(
             f"cannot save circuits as {target.name}",
             allowed=".nc (NetCDF), .zarr (a folder) or .csv (a row per head)",
+            to_do="for the page, name an .html file",
         )
     if target.suffix == ".csv":
         writable(target)

@@ -15,22 +15,25 @@ if TYPE_CHECKING:
 __all__ = ["check", "finish"]
 
 
-def check(out: Path | None, target: str | None, read: tuple[str | Path | None, ...]) -> None:
+def check(out: Path, target: str | None, read: tuple[str | Path | None, ...]) -> None:
     """Raise unless everything can be written; asked before the work begins."""
-    Outputs(other=out, json=target, read=read).check()
-    if out is not None:
+    if out.suffix == ".html":
+        Outputs(page=out, json=target, read=read).check()
+    else:
+        Outputs(other=out, json=target, read=read).check()
         from headwise.circuits.dataset import circuits_path
 
         circuits_path(out)
 
 
-def finish(found: Circuits, out: Path | None, target: str | None, *, quiet: bool) -> int:
+def finish(found: Circuits, out: Path, target: str | None, *, quiet: bool) -> int:
     """Write everything asked for, print the summary, and return the exit code."""
     from headwise.files import whole
     from headwise.report.circuit_facts import to_json
     from headwise.report.circuit_terminal import circuit_summary
+    from headwise.report.page import write_report
 
-    written = [] if out is None else [found.save(out)]
+    written = [write_report(found.dataset, out) if out.suffix == ".html" else found.save(out)]
     if target is not None:
         text = json.dumps(to_json(found.dataset), indent=2, ensure_ascii=False) + "\n"
         if target == "-":

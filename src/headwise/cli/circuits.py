@@ -27,7 +27,11 @@ def circuits(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The data set (.nc, .zarr) or a row per head (.csv)."),
+        typer.Option(
+            metavar="FILE",
+            help="The page (.html), the data set (.nc, .zarr) or a row per head (.csv)."
+            " [headwise-circuits-MODEL.html]",
+        ),
     ] = None,
     json: Annotated[
         str | None,
@@ -44,9 +48,11 @@ def circuits(
     """Take the heads of MODEL apart: W_QK and W_OV, what they copy, and which heads compose."""
     numbers = o.numbers("--layers", layers)
     from headwise.cli.circuit_output import check, finish
-    from headwise.cli.output import progress_bar
+    from headwise.cli.output import page_name, progress_bar
+    from headwise.observation.reading import EMBEDDED
 
-    check(out, json, read=(model, base, adapter))
+    target = out or page_name(model or EMBEDDED, "headwise-circuits")
+    check(target, json, read=(model, base, adapter))
     from headwise.circuits.dataset import circuits as read
 
     with progress_bar(quiet) as progress:
@@ -60,4 +66,4 @@ def circuits(
             trust_remote_code=trust_remote_code,
             progress=progress,
         )
-    return finish(found, out, json, quiet=quiet)
+    return finish(found, target, json, quiet=quiet)

@@ -61,8 +61,8 @@ def _same(source: Path, target: Path) -> bool:
     return target.exists() and source.samefile(target)
 
 
-def page_name(model: str) -> Path:
-    """``headwise-<model>.html`` in the current folder.
+def page_name(model: str, start: str = "headwise") -> Path:
+    """``<start>-<model>.html`` in the current folder.
 
     Example:
         >>> str(page_name("models/SmolLM2.Q4_1.gguf"))
@@ -71,7 +71,7 @@ def page_name(model: str) -> Path:
     path = Path(model).expanduser()
     name = path.resolve().name if path.exists() else model.rstrip("/").rsplit("/", 1)[-1]
     name = re.sub(r"[^\w.-]+", "-", name.removesuffix(".gguf")).strip("-.")
-    return Path(f"headwise-{name or 'model'}.html")
+    return Path(f"{start}-{name or 'model'}.html")
 
 
 def finish(dataset: xr.Dataset, outputs: Outputs) -> int:

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from headwise.report.circuit_facts import Z_FROM, edges, head_names, labelled_heads, strongest
 from headwise.report.circuit_figures import circuit_notes
+from headwise.report.circuit_run import circuit_title
 from headwise.report.numbers import three
 from headwise.report.quantities import about
-from headwise.report.run import shape_words
 from headwise.report.terminal import ByLayer
 
 __all__ = ["circuit_summary"]
@@ -43,12 +43,10 @@ _STRONGEST: Final = (
 def circuit_summary(dataset: xr.Dataset) -> RenderableType:
     """What the heads of a model are made of, in some twenty lines."""
     facts = about(dataset)
-    name = "".join(c if c.isprintable() else "\ufffd" for c in str(facts.get("model", "model")))
-    ranks = int(dataset.sizes["rank"])
-    line = [*shape_words(dataset), f"rank {ranks} at most", str(facts.get("dtype", ""))]
+    name, line = circuit_title(dataset)
     parts: list[RenderableType] = [
         Text(name, style="bold"),
-        Text(" · ".join(part for part in line if part), style="dim"),
+        Text(" · ".join(line), style="dim"),
         Text(),
         _behaviours(dataset, facts.get("repeated")),
         Text(),

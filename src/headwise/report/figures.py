@@ -17,7 +17,7 @@ from headwise.report.quantities import derived, layer_names
 from headwise.report.run import definition_in_words
 from headwise.report.tokens import shown
 
-__all__ = ["Figures", "figures"]
+__all__ = ["Figures", "figures", "only_circuits"]
 
 # Numbers per array that the page can afford; longer texts share a number between neighbours.
 _RECEIVED_PER_HEAD: Final = 2_400_000
@@ -89,6 +89,25 @@ def figures(dataset: xr.Dataset) -> Figures:
     return Figures(facts=facts, arrays=arrays)
 
 
+def only_circuits(dataset: xr.Dataset) -> Figures:
+    """The same of a set of circuits alone: no text was read."""
+    statistics, table = _tables(dataset)
+    return Figures(
+        facts={
+            "layers": _layers(dataset),
+            "heads": [int(head) for head in dataset["head"].values],
+            "statistics": statistics,
+            "streams": [],
+            "findings": {},
+            "roles": {},
+            "depth": None,
+            "gradients": None,
+            "circuits": circuit_facts(dataset),
+        },
+        arrays={"table": pack_exact(table), **circuit_arrays(dataset)},
+    )
+
+
 def _tables(dataset: xr.Dataset) -> tuple[list[dict[str, Any]], np.ndarray]:
     """The choices of the plate that hold any number, and their (statistic, layer, head) table."""
     rows: list[np.ndarray] = []
@@ -146,27 +165,30 @@ def _by_layer(dataset: xr.Dataset, name: str) -> np.ndarray:
 
 
 def _layers(dataset: xr.Dataset) -> list[dict[str, Any]]:
-    columns = {
-        name: dataset[name].values
-        for name in ("role", "module", "mask", "heads", "kv_heads", "non_finite", "window")
-    }
-    query, key = dataset["query_stream"].values, dataset["key_stream"].values
-    return [
-        {
+    rows = []
+    for i, name in enumerate(layer_names(dataset)):
+        row = dataset.isel(layer=i).coords
+        entry = {
             "name": name,
-            "id": int(dataset["layer"].values[i]),
-            "role": str(columns["role"][i]),
-            "module": str(columns["module"][i]),
-            "mask": str(columns["mask"][i]),
-            "heads": int(columns["heads"][i]),
-            "kvHeads": int(columns["kv_heads"][i]),
-            "window": None if np.isnan(columns["window"][i]) else int(columns["window"][i]),
-            "nonFinite": str(columns["non_finite"][i]),
-            "queryStream": str(query[i]),
-            "keyStream": str(key[i]),
+            "id": int(row["layer"]),
+            "role": str(row["role"].values),
+            "module": str(row["module"].values),
+            "heads": int(row["heads"]),
+            "kvHeads": int(row["kv_heads"]),
         }
-        for i, name in enumerate(layer_names(dataset))
-    ]
+        for key, source in _OF_TEXT.items():
+            entry[key] = str(row[source].values) if source in row else ""
+        window = float(row["window"]) if "window" in row else math.nan
+        rows.append({**entry, "window": None if math.isnan(window) else int(window)})
+    return rows
+
+
+_OF_TEXT: Final = {
+    "mask": "mask",
+    "nonFinite": "non_finite",
+    "queryStream": "query_stream",
+    "keyStream": "key_stream",
+}
 
 
 def _streams(dataset: xr.Dataset) -> list[dict[str, Any]]:

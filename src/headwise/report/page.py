@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -20,16 +21,18 @@ from markupsafe import Markup, escape
 from headwise.errors import FileError
 from headwise.files import whole
 from headwise.report.circuit_figures import behaviours, circuit_notes
+from headwise.report.circuit_run import circuit_run_facts, circuit_title
 from headwise.report.embed import json_for_html
 from headwise.report.evidence import evidence
-from headwise.report.figures import figures
+from headwise.report.figures import Figures, figures, only_circuits
 from headwise.report.findings import Finding, findings, healthy, open_dataset, verdict
 from headwise.report.quantities import about
 from headwise.report.roles import roles
 from headwise.report.rules import rules
 from headwise.report.run import definitions, run_facts, title_facts
+from headwise.results.validate import holds_circuits
 
-__all__ = ["SECTIONS", "Section", "render", "write_report"]
+__all__ = ["CIRCUIT_SECTIONS", "SECTIONS", "Section", "render", "write_report"]
 
 _SHOWN: Final = 7  # findings before "show all"
 _PLACES_SHOWN: Final = 24
@@ -82,13 +85,19 @@ SECTIONS: Final = (
     ),
     Section(anchor="measured", title="How this was measured", template="sections/measured.html"),
 )
+# Of a set of circuits alone.
+CIRCUIT_SECTIONS: Final = (
+    Section(anchor="plate", title="Heads by layers", template="sections/plate.html"),
+    next(section for section in SECTIONS if section.anchor == "circuits"),
+    Section(anchor="measured", title="How this was computed", template="sections/computed.html"),
+)
 
 
 def write_report(scan: Any, path: str | os.PathLike[str]) -> Path:
     """Write the page of a scan to ``path``, which is replaced only when the page is complete.
 
     Args:
-        scan: a ``Scan``, or its data set.
+        scan: a ``Scan``, its data set, or that of ``circuits``.
         path: the HTML file.
 
     Errors:
@@ -104,11 +113,11 @@ def write_report(scan: Any, path: str | os.PathLike[str]) -> Path:
 
 
 def render(dataset: xr.Dataset) -> str:
-    """The HTML text of the page."""
+    """The HTML text of the page: of a scan, or of a set of circuits alone."""
+    if holds_circuits(dataset):
+        return _render_circuits(dataset)
     found = findings(dataset)
     data = figures(dataset)
-    names = {layer["id"]: layer["name"] for layer in data.facts["layers"]}
-    script = _script()
     told = roles(dataset)
     facts = {
         **data.facts,
@@ -116,7 +125,41 @@ def render(dataset: xr.Dataset) -> str:
         "roles": {role.key: {"places": role.places, "quantity": role.quantity} for role in told},
     }
     title, facts_line = title_facts(dataset)
-    run = about(dataset)
+    return _filled(
+        dataset,
+        SECTIONS,
+        title,
+        facts_line,
+        Figures(facts=facts, arrays=data.arrays),
+        verdict=verdict(found),
+        healthy=[fact.sentence for fact in healthy(dataset)],
+        findings=[_with_words(finding, dataset) for finding in found],
+        roles=told,
+        shown=_SHOWN,
+        places_shown=_PLACES_SHOWN,
+        marks=_MARKS,
+        run=run_facts(dataset),
+    )
+
+
+def _render_circuits(dataset: xr.Dataset) -> str:
+    title, facts_line = circuit_title(dataset)
+    data = only_circuits(dataset)
+    return _filled(
+        dataset, CIRCUIT_SECTIONS, title, facts_line, data, run=circuit_run_facts(dataset)
+    )
+
+
+def _filled(
+    dataset: xr.Dataset,
+    sections: Sequence[Section],
+    title: str,
+    facts_line: list[str],
+    data: Figures,
+    **values: Any,
+) -> str:
+    """The template with what every page has, and the values of its own sections."""
+    script, run = _script(), about(dataset)
     return (
         _environment()
         .get_template("page.html")
@@ -126,29 +169,22 @@ def render(dataset: xr.Dataset) -> str:
                 "facts": facts_line,
                 "version": run.get("versions", {}).get("headwise", ""),
             },
-            sections=[s for s in SECTIONS if all(name in dataset for name in s.needs)],
-            verdict=verdict(found),
-            healthy=[fact.sentence for fact in healthy(dataset)],
-            findings=[_with_words(finding, dataset) for finding in found],
-            roles=told,
-            shown=_SHOWN,
-            places_shown=_PLACES_SHOWN,
-            marks=_MARKS,
-            names=names,
+            sections=[s for s in sections if all(name in dataset for name in s.needs)],
+            names={layer["id"]: layer["name"] for layer in data.facts["layers"]},
             place_button=_place_button,
             behaviours=behaviours(dataset),
             circuit_names=[str(name) for name in dataset.data_vars],
             circuit_notes=circuit_notes(dataset),
-            run=run_facts(dataset),
             command=run.get("command"),
             notes=run.get("notes", []),
             definitions=definitions(dataset),
-            facts=facts,
-            facts_json=Markup(json_for_html(facts)),
+            facts=data.facts,
+            facts_json=Markup(json_for_html(data.facts)),
             arrays=data.arrays,
             style=Markup(_file("page.css")),
             script=Markup(script),
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            **values,
         )
     )
 

@@ -13,7 +13,15 @@ from headwise.report.numbers import counted, duration, memory
 from headwise.report.quantities import about
 from headwise.results.circuit_definitions import CIRCUITS
 
-__all__ = ["definition_in_words", "definitions", "run_facts", "shape_words", "title_facts"]
+__all__ = [
+    "date_in_words",
+    "definition_in_words",
+    "definitions",
+    "printable",
+    "run_facts",
+    "shape_words",
+    "title_facts",
+]
 
 # Of the circuits, what the page shows; the schema defines them all.
 _SHOWN = {statistic.name for statistic in CIRCUIT_STATISTICS}
@@ -35,11 +43,14 @@ def title_facts(dataset: xr.Dataset) -> tuple[str, list[str]]:
         _masks(dataset),
         str(facts.get("dtype", "")),
         str(exactness),
-        _date(facts.get("created_at")),
+        date_in_words(facts.get("created_at")),
     ]
-    # A scan from elsewhere may hold any character, also those that move a terminal's cursor.
-    name = "".join(c if c.isprintable() else "\ufffd" for c in str(facts.get("model", "model")))
-    return name, [part for part in parts if part]
+    return printable(facts.get("model", "model")), [part for part in parts if part]
+
+
+def printable(name: Any) -> str:
+    """A name from elsewhere may hold any character, also those that move a terminal's cursor."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in str(name))
 
 
 def run_facts(dataset: xr.Dataset) -> list[tuple[str, str]]:
@@ -133,7 +144,8 @@ def _masks(dataset: xr.Dataset) -> str:
     return f"mask: {masks[0]}" if len(masks) == 1 else f"{len(masks)} kinds of masks"
 
 
-def _date(text: str | None) -> str:
+def date_in_words(text: str | None) -> str:
+    """``30 November 2026`` of a moment in ISO form; other texts as they are."""
     if not text:
         return ""
     try:

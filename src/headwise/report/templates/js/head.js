@@ -86,7 +86,7 @@ function card({ layer, head }, index, width) {
     "article",
     { class: "card", "aria-label": headName(layer, head), "data-place": `${layer},${head}` },
     title,
-    el("p", { class: "module" }, `${about.module} · ${about.mask}${shared}`),
+    el("p", { class: "module" }, `${about.module}${about.mask ? ` · ${about.mask}` : ""}${shared}`),
   );
   if (two)
     title.addEventListener("click", () => {
@@ -99,14 +99,17 @@ function card({ layer, head }, index, width) {
     node.append(el("p", { class: "missing-note" }, `Not measured: ${about.nonFinite}`));
     return node;
   }
+  if (facts.streams.length)
+    node.append(
+      ...mapFigure(layer, head, width),
+      ...entropyFigure(layer, head, width),
+      ...distanceFigure(layer, head, width),
+      ...receivedFigure(layer, head, width),
+    );
   node.append(
-    ...mapFigure(layer, head, width),
-    ...entropyFigure(layer, head, width),
-    ...distanceFigure(layer, head, width),
-    ...receivedFigure(layer, head, width),
     ...spectrumFigure(layer, head, width),
     ...numbersTable(layer, head),
-    ...quantileTable(layer, head),
+    ...(facts.streams.length ? quantileTable(layer, head) : []),
   );
   return node;
 }
@@ -242,7 +245,9 @@ function numbersTable(layer, head) {
     el(
       "p",
       { class: "caption" },
-      `Over all rows${facts.circuits ? ", circuits from the weights" : ""}; the rank is among all heads, largest first.`,
+      capital(
+        `${facts.streams.length ? "over all rows; " : ""}${facts.circuits ? "circuits from the weights; " : ""}rank among all heads, largest first.`,
+      ),
     ),
     el(
       "div",

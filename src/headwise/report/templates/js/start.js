@@ -67,7 +67,7 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   if (typing) return;
-  if (event.key === "/") {
+  if (event.key === "/" && facts.streams.length) {
     event.preventDefault();
     byId("text").scrollIntoView();
     byId("find").focus({ preventScroll: true });
@@ -97,7 +97,7 @@ on("pinned", () => {
     before = box.getBoundingClientRect().top;
   drawPanel();
   drawPlate();
-  drawTextChoice();
+  if (facts.streams.length) drawTextChoice();
   if (state.scope === "head") drawText();
   scrollBy(0, box.getBoundingClientRect().top - before);
   if (innerWidth <= 900 && state.pinned.length) bringAboveSheet();
@@ -137,7 +137,7 @@ async function start() {
       el("p", { class: "notice" }, "No head could be measured; the findings above say why."),
     );
   }
-  buildText();
+  if (facts.streams.length) buildText();
   if (facts.depth) onWidth(byId("depth-figures"), drawDepth);
   if (facts.circuits) onWidth(byId("circuit-maps"), drawCircuits);
   addEventListener("resize", () => {
