@@ -6,7 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import headwise as hw
 from headwise.circuits.dataset import with_circuits
@@ -102,6 +111,30 @@ def test_what_a_layer_does_not_have_is_missing(found):
                    intermediate_size=16, vocab_size=47)
     ).eval()  # fmt: skip
     assert "copying" not in hw.circuits(bert).dataset
+
+
+def test_an_encoder_beside_a_decoder_copies_nothing():
+    config = T5Config(
+        d_model=24, d_kv=6, d_ff=16, num_layers=2, num_heads=4, vocab_size=97,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    pair = hw.circuits(T5ForConditionalGeneration(config).eval()).dataset
+    known = np.isfinite(pair["copying"].values).all(1)
+    assert pair["role"].values[known].tolist() == ["decoder"] * 2
+    assert np.isfinite(pair["qk_norm"].values).all()  # cross-attention has its W_QK
+    assert np.isnan(pair["qk_sign"].values[pair["role"].values == "cross"]).all()
+
+
+def test_sizes_of_normed_queries_are_left_out_and_ranks_hold():
+    config = Qwen3Config(
+        hidden_size=24, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=6, vocab_size=31, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    normed = hw.circuits(Qwen3ForCausalLM(config).eval(), behaviours=False).dataset
+    assert "qk_norm" not in normed
+    assert "qk_spectral_norm_folded" not in normed
+    assert normed["qk_form"].values[0].startswith("queries and keys pass norms of their own")
+    assert (normed["qk_effective_rank_folded"].values > 1).all()
 
 
 def test_layers_are_chosen_and_out_of_range_is_an_error(gpt2, found):

@@ -273,11 +273,13 @@ def _numbers(
 ) -> list[dict[str, Tensor]]:
     told(0, len(layers) + 2, "reading the vocabulary")
     through = copying_map(weights)
+    # Beside a decoder, what an encoder writes does not reach the logits through the stream.
+    pair = any(layer.role == "cross" for layer in weights.layers)
     spreads: dict[tuple[str, int, int], float] = {}
     numbers = []
     for i, (layer, change) in enumerate(zip(layers, changes, strict=True)):
         told(i, len(layers) + 2, f"layer {i + 1} of {len(layers)}")
-        found = layer_numbers(layer, through, spreads)
+        found = layer_numbers(layer, None if pair and layer.role == "encoder" else through, spreads)
         found |= rotary_numbers(layer, weights.context, distances)
         numbers.append(found if change is None else found | change_numbers(change))
     return numbers
