@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import (
     BertConfig,
     BertModel,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     T5Config,
@@ -182,6 +187,30 @@ def test_a_base_gives_the_change(gpt2):
     assert (change["qk_change_norm"].values == 0).all()
     with pytest.raises(OptionError, match="a base and an adapter"):
         hw.circuits(tuned, base=gpt2, adapter="somewhere")
+
+
+def test_an_adapter_gives_its_change(tmp_path):
+    config = LlamaConfig(
+        hidden_size=24, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=31, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    target = "model.layers.1.self_attn.v_proj"
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": [target]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    tensors = {
+        f"base_model.model.{target}.lora_A.weight": torch.randn(2, 24),
+        f"base_model.model.{target}.lora_B.weight": torch.randn(24, 2),
+    }
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    before = model.get_submodule(target).weight.clone()
+    found = hw.circuits(model, adapter=tmp_path, behaviours=False)
+    assert torch.equal(model.get_submodule(target).weight, before)
+    assert found.dataset["ov_change_rank"].values.tolist() == [[0] * 4, [2] * 4]
+    assert about(found.dataset)["adapter"] == str(tmp_path)
+    page = hw.report(found, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "change of W_OV" in page
+    assert f"against {tmp_path}" in page
 
 
 def test_saved_sets_are_whole(gpt2, tmp_path):
