@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -33,13 +34,18 @@ def files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.fixture
+@contextmanager
 def full_disk():
-    """Writes beyond 3,000 bytes fail, as the system fails them."""
+    """Writes beyond 3,000 bytes fail, as the system fails them.
+
+    Only inside the block: a limit that outlives the call hits the file that pytest writes to.
+    """
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_weights_and_moments_come_back(tmp_path):
@@ -57,16 +63,12 @@ def test_weights_and_moments_come_back(tmp_path):
         assert all(kept[name].dtype == restored[name].dtype for name in kept)
 
 
-def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, full_disk):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limits[1], limits[1]))
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
     model, optimizer = made()
     save(tmp_path, model.architecture, model, optimizer, step=1)
     before = files(tmp_path)
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    with pytest.raises(
-        FileError, match=r"cannot write .*training.safetensors: .*what was there st"
-    ):
+    told = r"cannot write .*training.safetensors: .*what was there st"
+    with pytest.raises(FileError, match=told), full_disk():
         save(tmp_path, model.architecture, model, optimizer, step=2)
     assert files(tmp_path) == before
 
