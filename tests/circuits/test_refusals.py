@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -113,7 +114,8 @@ def test_a_wrong_number_is_refused(field, monkeypatch):
         return replace(found, weights=replace(found.weights, **{field: value}))
 
     read = reading.read_layer
-    monkeypatch.setattr("headwise.circuits.head_weights.read_layer", changed)
+    # By the module: the dotted name leads through hw.circuits, which is a function.
+    monkeypatch.setattr(sys.modules[head_weights.__module__], "read_layer", changed)
     with pytest.raises(ModelError, match="do not validate"):
         head_weights(model)
 
