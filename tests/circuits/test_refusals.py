@@ -14,6 +14,7 @@ from headwise.circuits import reading
 from headwise.circuits.head_weights import LayerWeights, head_weights
 from headwise.circuits.layouts import FAMILIES
 from headwise.errors import ModelError, NonFiniteError
+from headwise.models import build, preset
 from tests.circuits.known_heads import shaken, tiny
 from tests.observation.own_models import own
 from tests.parity import families
@@ -208,3 +209,10 @@ def test_clipping_is_said_and_checked():
     w = head_weights(model).layers[0]
     assert not w.fixed
     assert "clipped to ±0.5" in w.why_not
+
+
+@pytest.mark.parametrize("positions", [8, 5, 1])
+def test_a_table_of_few_positions_is_read_within(positions):
+    assert head_weights(families.build("gpt2", n_positions=positions)).validated
+    short = build(preset("tiny").model_copy(update={"context": positions}))
+    assert head_weights(short).validated

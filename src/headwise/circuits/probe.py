@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ModelError
 from headwise.models.attention import MultiHeadAttention
+from headwise.observation.architecture import position_limit
 from headwise.observation.capture import Captured, captured
 from headwise.observation.driver import Document, driver, is_own
 from headwise.observation.evaluating import evaluating
@@ -84,7 +85,9 @@ def _run(model: Any) -> None:
         model(**given)
         return
     run = driver(model)
-    text, target = (torch.randint(run.vocabulary, (n,), generator=generator) for n in TOKENS)
+    most = model.architecture.context if is_own(model) else position_limit(model)
+    lengths = TOKENS if most is None else tuple(min(n, most) for n in TOKENS)
+    text, target = (torch.randint(run.vocabulary, (n,), generator=generator) for n in lengths)
     run.run([Document(text, target)])
 
 
