@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.attention import blas
 from headwise.errors import OptionError
@@ -135,6 +136,12 @@ def test_who_watches_sees_the_ordinary_path() -> None:
     token = fused.WATCHER.set(fused.output)
     assert lean_step(model, cache) is None
     fused.WATCHER.reset(token)
+    everywhere = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert lean_step(model, cache) is None
+    assert compiled_step(model, cache) is None
+    everywhere.remove()
+    with FlopCounterMode(display=False):
+        assert compiled_step(model, cache) is None
     assert lean_step(model.train(), cache) is None
     add_low_rank(model.eval(), ["query"], rank=2, alpha=4)
     assert lean_step(model, cache) is None

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from headwise.attention.blas import sgemm_address
 from headwise.attention.masks import Band
@@ -49,6 +50,8 @@ def compiled_step(model: Decoder, cache: Cache) -> CompiledStep | None:
     if not (alike and first.dtype == torch.float32 and len(first) == 1):
         return None
     if sgemm_address() is None or not covered(model):
+        return None
+    if _get_current_dispatch_mode() is not None:  # somebody counts or traces torch's operations
         return None
     stack = model.architecture.decoder
     rotary = None if stack is None else stack.rotary

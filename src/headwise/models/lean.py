@@ -62,6 +62,7 @@ def covered(model: nn.Module) -> bool:
         type(model) is Decoder
         and not model.training
         and WATCHER.get() is None
+        and not nn.modules.module._has_any_global_hook()
         and model.decoder.bias is None
         and not any(_watched(module) for module in model.modules())
         and all(_plain(block) for block in model.decoder.blocks)
