@@ -63,15 +63,7 @@ class Decoder(nn.Module):
             ShapeError: ids, positions or a mask that do not fit together.
             OptionError: more tokens than the context, or an id that the vocabulary lacks.
         """
-        context = begin(
-            self.architecture,
-            ids,
-            dtype=self.embedding.tokens.weight.dtype,
-            position_ids=position_ids,
-            mask=mask,
-            past=0 if cache is None else cache.length,
-            allow_long=self.allow_long,
-        )
+        context = begin(self, ids, position_ids=position_ids, mask=mask, cache=cache)
         return self.decoder(self.embedding(ids, context.positions()), context, cache)
 
     def unembed(self, hidden: Tensor) -> Tensor:

@@ -49,14 +49,7 @@ class Encoder(nn.Module):
         segment_ids: Tensor | None = None,
     ) -> Tensor:
         """The stream after the last block: ``batch position d_model``."""
-        context = begin(
-            self.architecture,
-            ids,
-            dtype=self.embedding.tokens.weight.dtype,
-            position_ids=position_ids,
-            mask=mask,
-            allow_long=self.allow_long,
-        )
+        context = begin(self, ids, position_ids=position_ids, mask=mask)
         x = self.embedding(ids, context.positions(), segment_ids)
         return self.encoder(x, context)
 

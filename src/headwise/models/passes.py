@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from headwise.attention.masks import Mask
 from headwise.errors import OptionError, ShapeError
 from headwise.models.architecture import Architecture
+from headwise.models.cache import Cache
 from headwise.models.context import Context, as_mask
+from headwise.models.embedding import TokenEmbedding
 
 __all__ = ["begin"]
 
 
+class Begins(Protocol):
+    """What a pass asks of a model."""
+
+    architecture: Architecture
+    embedding: TokenEmbedding
+    allow_long: bool
+
+
 def begin(
-    architecture: Architecture,
+    model: Begins,
     ids: Tensor,
     *,
-    dtype: torch.dtype,
     position_ids: Tensor | None = None,
     mask: Mask | Tensor | None = None,
-    past: int = 0,
-    allow_long: bool = False,
+    cache: Cache | None = None,
 ) -> Context:
     """The context of a pass over ``ids``, checked against the length that was trained."""
     if not isinstance(ids, Tensor) or ids.dim() != 2 or not ids.shape[1]:
@@ -32,11 +42,12 @@ def begin(
             to_do="give one row of ids for each sequence: torch.tensor([ids])",
         )
     batch, queries = ids.shape
+    past = 0 if cache is None else cache.length
     keys = past + queries
-    if keys > architecture.context and not allow_long:
+    if keys > model.architecture.context and not model.allow_long:
         raise OptionError(
-            f"a sequence of {keys} tokens for a context of {architecture.context}",
-            allowed=f"up to {architecture.context} tokens",
+            f"a sequence of {keys} tokens for a context of {model.architecture.context}",
+            allowed=f"up to {model.architecture.context} tokens",
             to_do="shorten it, or set allow_long = True on the model",
         )
     if position_ids is not None:
@@ -46,7 +57,7 @@ def begin(
         queries=queries,
         past=past,
         device=ids.device,
-        dtype=dtype,
+        dtype=model.embedding.tokens.weight.dtype,
         position_ids=position_ids,
         visible=as_mask(mask, batch, queries, keys),
     )

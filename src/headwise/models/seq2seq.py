@@ -51,14 +51,7 @@ class EncoderDecoder(nn.Module):
         mask: Mask | Tensor | None = None,
     ) -> Tensor:
         """What the decoder reads: ``batch key d_model``."""
-        context = begin(
-            self.architecture,
-            ids,
-            dtype=self.embedding.tokens.weight.dtype,
-            position_ids=position_ids,
-            mask=mask,
-            allow_long=self.allow_long,
-        )
+        context = begin(self, ids, position_ids=position_ids, mask=mask)
         return self.encoder(self.embedding(ids, context.positions()), context)
 
     def hidden(
@@ -80,15 +73,7 @@ class EncoderDecoder(nn.Module):
                 keys and values: it serves one source, that of its first pass.
             source_mask: which positions of the source may be read.
         """
-        context = begin(
-            self.architecture,
-            ids,
-            dtype=self.embedding.tokens.weight.dtype,
-            position_ids=position_ids,
-            mask=mask,
-            past=0 if cache is None else cache.length,
-            allow_long=self.allow_long,
-        )
+        context = begin(self, ids, position_ids=position_ids, mask=mask, cache=cache)
         context.source = source
         batch, queries = ids.shape
         _check_source(source, batch, self.architecture.d_model)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import OptionError, ShapeError
+from headwise.positions.powers import powers
 
 __all__ = [
     "DynamicNTK",
@@ -50,13 +51,7 @@ def plain(width: int, base: float) -> Tensor:
             allowed="an even number, 2 or more",
             to_do="rotate fewer entries of the head (partial rotary)",
         )
-    if not (math.isfinite(base) and base > 0):
-        raise OptionError(
-            f"a rotary base of {base}",
-            allowed="a positive number",
-            to_do="take the checkpoint's (rope_theta)",
-        )
-    return base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return powers(width, base, of="a rotary base of", to_do="take the checkpoint's (rope_theta)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,13 +9,12 @@ Vaswani et al. 2017 (arXiv:1706.03762), section 3.5.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from headwise.errors import OptionError
 from headwise.positions.layout import Layout, half_order
+from headwise.positions.powers import powers
 
 __all__ = ["shift_matrix", "sinusoidal", "sinusoidal_table"]
 
@@ -106,10 +105,4 @@ def _omega(width: int, base: float) -> Tensor:
             allowed="1 or more",
             to_do="give the model's width",
         )
-    if not (math.isfinite(base) and base > 0):
-        raise OptionError(
-            f"sinusoidal positions with base {base}",
-            allowed="a positive number",
-            to_do="leave it out for 10000",
-        )
-    return base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return powers(width, base, of="sinusoidal positions with base", to_do="leave it out for 10000")
