@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from peak import growth
 from torch import Tensor
 
 from headwise.attention.masks import Causal, Documents, Mask, Window
@@ -136,15 +137,7 @@ def peak_bytes(name: str, shape: Shape, which: int, threads: int) -> int:
     *runs, size = pair(name, shape)
     inputs = shape.inputs()
 
-    def read(field: str) -> int:
-        with open("/proc/self/status") as status:
-            return 1024 * next(int(line.split()[1]) for line in status if line.startswith(field))
-
-    with open("/proc/self/clear_refs", "w") as handle:
-        handle.write("5")  # forget the peak so far
-    before = read("VmRSS")
-    step(runs[which], inputs)
-    return read("VmHWM") - before + size * which
+    return round(growth(lambda: step(runs[which], inputs)) * MIB) + size * which
 
 
 def fresh_peak(name: str, shape: Shape, which: int, threads: int) -> int:

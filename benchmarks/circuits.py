@@ -32,6 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from peak import measured
 from torch import Tensor
 
 from headwise.circuits.composition import composition
@@ -54,12 +55,6 @@ torch.save(values, sys.argv[2])
 from importlib.metadata import version
 print(json.dumps([seconds, version("transformer-lens"), torch.__version__]))
 """
-
-
-def peak(name: str) -> float:
-    """A line of /proc/self/status in MiB."""
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith(name)) / 1024
 
 
 def timed(run: Callable[[], object]) -> tuple[float, object]:
@@ -138,13 +133,9 @@ def compositions(qk: tuple[Tensor, Tensor], ov: tuple[Tensor, Tensor]) -> None:
     for name, readers in kinds.items():
         gc.collect()
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # or what was freed before would hide the growth
-        with open("/proc/self/clear_refs", "w") as handle:
-            handle.write("5")  # forget the peak so far
-        before = peak("VmRSS")
-        seconds, _ = timed(lambda r=readers: composition(writers, r))
+        seconds, more = measured(lambda r=readers: composition(writers, r), time.process_time)
         print(
-            f"{name}-composition, all pairs: {seconds:.2f} CPU-s,"
-            f" {peak('VmHWM') - before:.0f} MiB more at the peak"
+            f"{name}-composition, all pairs: {seconds:.2f} CPU-s, {more:.0f} MiB more at the peak"
         )
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from peak import growth
 from torch import Tensor
 
 from headwise.attention import measure
@@ -50,20 +51,6 @@ def eager(q: Tensor, k: Tensor, v: Tensor, pool: int) -> tuple[Tensor, ...]:
             a.view(n // pool, pool, n // pool, pool).sum((1, 3)),
         ]
     return tuple(out)
-
-
-def peak_memory(run: Callable[[], object]) -> float:
-    """Growth of the process's peak memory over what it has now, in MiB (Linux)."""
-
-    def read(name: str) -> int:
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) for line in status if line.startswith(name))
-
-    with open("/proc/self/clear_refs", "w") as handle:
-        handle.write("5")  # forget the peak so far
-    before = read("VmRSS")
-    run()
-    return (read("VmHWM") - before) / 1024
 
 
 def main() -> None:
@@ -102,7 +89,7 @@ def main() -> None:
         }
         if args.eager:
             runs["eager"] = lambda q=q, k=k, v=v, pool=pool: eager(q, k, v, pool)
-        growth = {name: peak_memory(run) for name, run in runs.items()} if args.memory else {}
+        more = {name: growth(run) for name, run in runs.items()} if args.memory else {}
         times: dict[str, list[float]] = {name: [] for name in runs}
         for repeat in range(args.repeats + 1):
             for name, run in runs.items():
@@ -117,7 +104,7 @@ def main() -> None:
             print(
                 f"  {name:8} {statistics.median(spent) * 1e3:9.1f} ms"
                 f"  ratio {statistics.median(ratios):5.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
-                + (f"  peak +{growth[name]:.0f} MiB" if growth else ""),
+                + (f"  peak +{more[name]:.0f} MiB" if more else ""),
                 flush=True,
             )
 

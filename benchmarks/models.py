@@ -25,6 +25,7 @@ from collections.abc import Callable
 
 import torch
 import transformers
+from peak import measured
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -35,22 +36,6 @@ from headwise.training.step import Objective
 
 TOKENS = 64
 Run = Callable[[], object]
-
-
-def memory(name: str) -> float:
-    """A line of /proc/self/status in MiB."""
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith(name)) / 1024
-
-
-def measured(run: Run, clock: Callable[[], float]) -> tuple[float, float]:
-    """Time of one run, and by how much the peak memory grew over what was held before."""
-    gc.collect()
-    with open("/proc/self/clear_refs", "w") as handle:
-        handle.write("5")  # forget the peak so far
-    before, start = memory("VmRSS"), clock()
-    run()
-    return clock() - start, memory("VmHWM") - before
 
 
 def theirs(a: Architecture) -> LlamaForCausalLM:
@@ -197,6 +182,7 @@ def compare(title: str, runs: dict[str, Run], repeats: int, clock: Callable[[], 
     turns: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for repeat in range(repeats + 1):
         for name, run in runs.items():
+            gc.collect()
             turn = measured(run, clock)
             if repeat:
                 turns[name].append(turn)

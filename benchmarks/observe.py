@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 import transformers
+from peak import measured
 
 import headwise as hw
 from headwise.cli.heap import keep_large_blocks_out_of_the_heap
@@ -77,21 +78,6 @@ def document(loaded: Any, tokens: int, allow_long: bool) -> torch.Tensor:
             return tokenize(loaded, text, tokens=tokens, allow_long=allow_long)[0].ids[None]
         except hw.errors.TextError:
             text += text
-
-
-def memory(name: str) -> float:
-    """A line of /proc/self/status in MiB."""
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith(name)) / 1024
-
-
-def measured(run: Run, clock: Callable[[], float]) -> tuple[float, float]:
-    """Time of one run, and by how much the peak memory grew over what was held before."""
-    with open("/proc/self/clear_refs", "w") as handle:
-        handle.write("5")  # forget the peak so far
-    before, start = memory("VmRSS"), clock()
-    run()
-    return clock() - start, memory("VmHWM") - before
 
 
 def main() -> None:
