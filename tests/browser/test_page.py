@@ -28,6 +28,13 @@ PAGES = {
 }
 
 
+# Tables whose rows have another number of cells than their head, by their first row.
+RAGGED_TABLES = """[...document.querySelectorAll("table")].filter((table) => {
+  const [head, ...rows] = [...table.rows];
+  return rows.some((row) => row.cells.length !== head.cells.length);
+}).map((table) => table.rows[0].innerText)"""
+
+
 @pytest.fixture(scope="module")
 def browser():
     with playwright_api.sync_playwright() as driver:
@@ -93,6 +100,7 @@ def test_draws_everything_within_the_width(visit, name, width):
     page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
     page.locator("#plate-drawing [data-cell]").last.dispatch_event("click")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(RAGGED_TABLES) == []
 
 
 def test_click_opens_a_head_page_and_escape_closes_it(visit):

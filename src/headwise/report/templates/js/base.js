@@ -39,6 +39,11 @@ function svg(tag, attributes, ...children) {
   return build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
+// A table from the cells of its head and its rows.
+function tableOf(columns, rows) {
+  return el("table", {}, el("thead", {}, el("tr", {}, ...columns)), el("tbody", {}, ...rows));
+}
+
 // Three significant digits, as numbers.py writes them.
 function three(value) {
   if (value === null || Number.isNaN(value)) return "not measured";

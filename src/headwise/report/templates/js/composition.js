@@ -149,21 +149,9 @@ function compositionTable(edges) {
     el(
       "div",
       { class: "scroll" },
-      el(
-        "table",
-        {},
-        el(
-          "thead",
-          {},
-          el(
-            "tr",
-            {},
-            columns.map((name, i) =>
-              el("th", { scope: "col", class: i > 2 ? "number" : null }, name),
-            ),
-          ),
-        ),
-        el("tbody", {}, rows),
+      tableOf(
+        columns.map((name, i) => el("th", { scope: "col", class: i > 2 ? "number" : null }, name)),
+        rows,
       ),
     ),
   );

@@ -122,39 +122,27 @@ function tableDepth() {
     several = new Set(stacks).size > 1;
   const names = Object.keys(values).filter((name) => name !== "writes_verified");
   byId("depth-table").replaceChildren(
-    el(
-      "table",
-      {},
-      el(
-        "thead",
-        {},
+    tableOf(
+      [
+        el("th", { scope: "col" }, "Block"),
+        names.map((name) =>
+          el(
+            "th",
+            {
+              scope: "col",
+              class: "number",
+              style: "white-space:normal;min-width:84px;vertical-align:bottom",
+            },
+            name.replaceAll("_", " "),
+          ),
+        ),
+      ],
+      numbers.map((number, i) =>
         el(
           "tr",
           {},
-          el("th", { scope: "col" }, "Block"),
-          names.map((name) =>
-            el(
-              "th",
-              {
-                scope: "col",
-                class: "number",
-                style: "white-space:normal;min-width:84px;vertical-align:bottom",
-              },
-              name.replaceAll("_", " "),
-            ),
-          ),
-        ),
-      ),
-      el(
-        "tbody",
-        {},
-        numbers.map((number, i) =>
-          el(
-            "tr",
-            {},
-            el("th", { scope: "row" }, `${several ? `${stacks[i]} ` : ""}${number}`),
-            names.map((name) => el("td", { class: "number" }, three(values[name][i]))),
-          ),
+          el("th", { scope: "row" }, `${several ? `${stacks[i]} ` : ""}${number}`),
+          names.map((name) => el("td", { class: "number" }, three(values[name][i]))),
         ),
       ),
     ),

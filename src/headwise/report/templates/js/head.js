@@ -252,22 +252,14 @@ function numbersTable(layer, head) {
     el(
       "div",
       { class: "scroll" },
-      el(
-        "table",
-        {},
-        el(
-          "thead",
-          {},
-          el(
-            "tr",
-            {},
-            el("th", { scope: "col" }, "Statistic"),
-            el("th", { scope: "col", class: "number" }, "value"),
-            el("th", {}, ""),
-            el("th", { scope: "col", class: "number" }, "rank"),
-          ),
-        ),
-        el("tbody", {}, rows),
+      tableOf(
+        [
+          el("th", { scope: "col" }, "Statistic"),
+          el("th", { scope: "col", class: "number" }, "value"),
+          el("th", {}, ""),
+          el("th", { scope: "col", class: "number" }, "rank"),
+        ],
+        rows,
       ),
     ),
   ];
@@ -304,22 +296,12 @@ function quantileTable(layer, head) {
     el(
       "div",
       { class: "scroll" },
-      el(
-        "table",
-        {},
-        el(
-          "thead",
-          {},
-          el(
-            "tr",
-            {},
-            el("th", { scope: "col" }, "Quantile"),
-            shown.map((i) =>
-              el("th", { scope: "col", class: "number" }, words(facts.quantiles[i])),
-            ),
-          ),
-        ),
-        el("tbody", {}, rows),
+      tableOf(
+        [
+          el("th", { scope: "col" }, "Quantile"),
+          shown.map((i) => el("th", { scope: "col", class: "number" }, words(facts.quantiles[i]))),
+        ],
+        rows,
       ),
     ),
   ];
