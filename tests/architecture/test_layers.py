@@ -12,6 +12,7 @@ RANKS = {
     "axes": 0,
     "errors": 0,
     "files": 1,
+    "gguf_header": 1,
     "attention": 1,
     "positions": 1,
     "models": 2,

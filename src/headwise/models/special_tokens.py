@@ -15,8 +15,8 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from headwise.errors import ModelError
+from headwise.gguf_header import read_gguf_header
 from headwise.models.checkpoints.checks import read_json
-from headwise.models.checkpoints.gguf_header import read_gguf_header
 
 __all__ = ["END_OF_TEXT", "SpecialTokens", "special_tokens"]
 

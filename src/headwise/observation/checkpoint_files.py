@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from headwise.errors import ModelError
+from headwise.gguf_header import GgufHeader
 from headwise.models.checkpoints.checks import check_gguf
-from headwise.models.checkpoints.gguf_header import GgufHeader
 
 __all__ = ["check_loadable_gguf"]
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from headwise.errors import ModelError, ResourceError
+from headwise.gguf_header import GgufHeader
 from headwise.models.checkpoints.checks import check_weights, is_gguf, listed, read_config
-from headwise.models.checkpoints.gguf_header import GgufHeader
 from headwise.models.placement import chosen_device, chosen_dtype
 from headwise.observation.architecture import (
     check_routed,

@@ -18,7 +18,7 @@ from headwise.observation.driver import Document
 from headwise.observation.evaluating import evaluating
 from headwise.observation.loaded import LoadedModel
 
-__all__ = ["LOGITS", "asked", "cross_entropy", "mean_loss", "predicted"]
+__all__ = ["LOGITS", "asked", "check_has_loss", "cross_entropy", "mean_loss", "predicted"]
 
 # The largest array of logits held at once, in elements (64 MiB in float32).
 LOGITS: Final = 1 << 24
@@ -37,13 +37,7 @@ def mean_loss(loaded: LoadedModel, documents: Sequence[Document]) -> float:
         ModelError: the model has no language-model head, or no mask token where it needs one.
         TextError: no token to predict.
     """
-    if not loaded.driver.has_head:
-        raise ModelError(
-            f"{loaded.name} ({type(loaded.model).__name__}) has no language-model head, so it has"
-            " no loss"
-        )
-    if loaded.kind == "encoder" and getattr(loaded.tokenizer, "mask_token_id", None) is None:
-        raise ModelError(f"the loss of the encoder {loaded.name} needs a tokenizer with a mask")
+    check_has_loss(loaded)
     total, count, driver = 0.0, 0, loaded.driver
     run = max(1, LOGITS // driver.vocabulary)
     with torch.no_grad(), evaluating(loaded.model):
@@ -59,6 +53,17 @@ def mean_loss(loaded: LoadedModel, documents: Sequence[Document]) -> float:
     if not count:
         raise TextError("the text has no token to predict", to_do="give two tokens or more")
     return total / count
+
+
+def check_has_loss(loaded: LoadedModel) -> None:
+    """Refuse a model that predicts no tokens."""
+    if not loaded.driver.has_head:
+        raise ModelError(
+            f"{loaded.name} ({type(loaded.model).__name__}) has no language-model head, so it has"
+            " no loss"
+        )
+    if loaded.kind == "encoder" and getattr(loaded.tokenizer, "mask_token_id", None) is None:
+        raise ModelError(f"the loss of the encoder {loaded.name} needs a tokenizer with a mask")
 
 
 def predicted(loaded: LoadedModel, document: Document) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headwise.errors import ModelError
-from headwise.models.checkpoints.gguf_header import GgufHeader, read_gguf_header
+from headwise.gguf_header import GgufHeader, read_gguf_header
 
 __all__ = [
     "check_gguf",

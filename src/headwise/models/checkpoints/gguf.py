@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ModelError
+from headwise.gguf_header import GgufHeader
 from headwise.models.checkpoints.checks import check_gguf, listed
-from headwise.models.checkpoints.gguf_header import GgufHeader
 
 __all__ = ["GgufFile", "GgufSizes", "RopeScaling", "halves"]
 

@@ -1,0 +1,1 @@
+"""What a transformer costs, from its sizes alone: exact integers, without weights and torch."""
