@@ -6,12 +6,16 @@ else. Widths are never guessed from each other: a = heads · d_qk may differ fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from headwise.cost.parts import Attention, Component, Layer, Matrix, Rows, Vector
 
-__all__ = ["Block", "Experts", "FeedForward", "Latent", "blocks", "norm"]
+__all__ = ["Block", "Experts", "FeedForward", "Latent", "blocks", "hidden", "inward", "norm"]
+
+_BACK: Final = ("W_down", "W_out")  # from hidden vectors to d_model
+_INTO: Final = ("W_gate", "W_up", "W_in")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +65,8 @@ class Block:
         d_qk, d_value: width of a query or key, and of a value, of one head.
         source: d_model of what cross-attention reads; None: no cross-attention.
         norms: how many norms of width d_model; ``norm_bias`` as in LayerNorm.
-        qk_norm: "head" (a gain of d_qk each, shared by the heads) or "all" (of all heads).
+        qk_norm: "head" (a gain of d_qk each, shared by the heads) or "all" (of all heads);
+            ``qk_norm_bias`` as in LayerNorm.
         sinks: a learned logit of every head.
     """
 
@@ -82,6 +87,7 @@ class Block:
     norm_bias: bool = False
     norm_gain: bool = True
     qk_norm: str | None = None
+    qk_norm_bias: bool = False
     sinks: bool = False
     latent: Latent | None = None
 
@@ -94,6 +100,16 @@ def norm(name: str, d: int, bias: bool, role: str = "self") -> Vector:
 def blocks(each: Sequence[Block]) -> tuple[Layer, ...]:
     """The layers of a stack."""
     return tuple(_layer(block, number) for number, block in enumerate(each))
+
+
+def hidden(matrices: Iterable[Matrix]) -> int:
+    """f: entries of the hidden vectors of one token, those of every expert that works on it."""
+    return sum(m.used * m.d_in for m in matrices if m.name in _BACK)
+
+
+def inward(matrices: Iterable[Matrix]) -> int:
+    """Entries that the matrices into the hidden vectors make: gates and what they weigh."""
+    return sum(m.used * m.d_out for m in matrices if m.name in _INTO)
 
 
 def _layer(block: Block, number: int) -> Layer:
@@ -138,11 +154,11 @@ def _attention(block: Block, role: str) -> tuple[Attention, list[Matrix], list[V
         matrix("W_O", Component.OUTPUT, written, d, block.output_bias, Rows.TOKENS),
     ]
     vectors = []
-    if block.qk_norm is not None and not cross:
+    if block.qk_norm is not None:
         shared = block.qk_norm == "head"
         widths = (block.d_qk, block.d_qk) if shared else (query, key)
         vectors += [
-            norm(f"{name} norm", width, bias=False)
+            norm(f"{name} norm", width, block.qk_norm_bias, role)
             for name, width in zip(("query", "key"), widths, strict=True)
         ]
     if block.sinks and not cross:

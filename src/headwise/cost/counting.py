@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from headwise.cost.parts import Attention, Component, Matrix, Parts, Stack
 from headwise.cost.workload import Workload
+from headwise.errors import OptionError
 
 __all__ = ["Counts", "Line", "count"]
 
@@ -48,7 +49,7 @@ class Counts:
         >>> from headwise.cost.workload import Workload
         >>> parts = explicit(d_model=64, layers=2, heads=4, vocab=257)
         >>> found = count(parts, Workload(length=8))
-        >>> found.flops == 2 * found.macs, found.backward == 2 * found.macs
+        >>> found.flops == 2 * found.macs, found.backward > 2 * found.macs  # fused attention
         (True, True)
     """
 
@@ -120,12 +121,17 @@ class Counts:
 def count(parts: Parts, workload: Workload) -> Counts:
     """Count every part of a model under a workload.
 
+    Raises:
+        OptionError: tokens of a source where one stack reads all, or cached ones where no stack
+            decodes.
+
     Example:
         >>> from headwise.cost.explicit import explicit
         >>> parts = explicit(d_model=64, layers=2, heads=4, vocab=257)
         >>> count(parts, Workload(length=8)).parameters
-        114944
+        131520
     """
+    _check(parts, workload)
     encoder = parts.stack("encoder")
     source = 0 if encoder is None else (encoder.tokens or workload.encoded)
     lines = [
@@ -138,6 +144,18 @@ def count(parts: Parts, workload: Workload) -> Counts:
     for stack, layer, attention in parts.attentions():
         lines += _products(attention, stack, layer, workload, source)
     return Counts(tuple(lines), workload)
+
+
+def _check(parts: Parts, workload: Workload) -> None:
+    if workload.source is not None and len(parts.stacks) == 1:
+        raise OptionError(
+            f"{workload.source:,} tokens of a source for a model of one stack",
+            to_do="give its tokens as the length",
+        )
+    if workload.cached and not any(stack.decodes for stack in parts.stacks):
+        raise OptionError(
+            f"{workload.cached:,} cached tokens in a model that does not decode", allowed="0"
+        )
 
 
 def _matrix(

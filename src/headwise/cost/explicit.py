@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from headwise.cost.blocks import Block, Experts, FeedForward, blocks, norm
-from headwise.cost.families.common import table, unembedding
+from headwise.cost.families.outside import table, unembedding
 from headwise.cost.parts import Component, Parts, Stack
+from headwise.cost.settings import brief
 from headwise.errors import OptionError
 
 __all__ = ["explicit"]
 
-_MOST = 10**9
+_MOST: Final = 10**9
+_MOST_LAYERS: Final = 10_000  # each is listed
 
 
 def explicit(
@@ -50,19 +54,20 @@ def explicit(
         "experts_used": experts_used,
     }  # fmt: skip
     for name, value in sizes.items():
-        if value is not None and not 1 <= value <= _MOST:
-            raise OptionError(f"{name} is {value}", allowed=f"1 to {_MOST:,}")
+        if value is not None:
+            _in_bounds(name, value, 1, _MOST_LAYERS if name == "layers" else _MOST)
+    _in_bounds("shared_experts", shared_experts, 0, _MOST)
     _fits(d_model, heads, kv, d_head, experts, experts_used)
     width = d_model // heads if d_head is None else d_head
     plain = FeedForward(d_ff=4 * d_model if d_ff is None else d_ff, gated=gated, bias=bias)
+    mixture = plain if experts is None else _mixture(plain, experts, experts_used, shared_experts)
     block = Block(
         d_model=d_model,
         heads=heads,
         kv_heads=kv,
         d_qk=width,
         d_value=width,
-        feed_forward=plain if experts is None else _mixture(plain, experts, experts_used,
-                                                             shared_experts),
+        feed_forward=mixture,
         causal=causal,
         window=window if causal else None,
         query_bias=bias,
@@ -70,7 +75,7 @@ def explicit(
         value_bias=bias,
         output_bias=bias,
         norm_bias=bias,
-    )  # fmt: skip
+    )
     stack = Stack(
         name="decoder" if causal else "encoder",
         d_model=d_model,
@@ -84,6 +89,13 @@ def explicit(
         decodes=causal,
     )
     return Parts(family="explicit sizes", model_class="", vocab=vocab, stacks=(stack,))
+
+
+def _in_bounds(name: str, value: int, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise OptionError(
+            f"{name} is {brief(value)}", allowed=f"a whole number, {least} to {most:,}"
+        )
 
 
 def _fits(
@@ -104,7 +116,5 @@ def _fits(
 
 
 def _mixture(each: FeedForward, experts: int, used: int, shared: int) -> Experts:
-    if shared < 0:
-        raise OptionError(f"shared_experts is {shared}", allowed="0 or more")
     beside = FeedForward(d_ff=shared * each.d_ff, gated=each.gated, bias=each.bias)
     return Experts(count=experts, used=used, each=each, shared=beside if shared else None)

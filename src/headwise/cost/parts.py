@@ -43,6 +43,7 @@ class Rows(StrEnum):
     SOURCE = "source"  # the tokens of the encoder
     LOGITS = "logits"  # the tokens whose logits are asked for
     SEQUENCE = "sequence"  # one row of each sequence
+    BATCH = "batch"  # one row of each pair of sequences: similarities
     NONE = "none"  # rows are picked from a table: no arithmetic
 
 

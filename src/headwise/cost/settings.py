@@ -7,10 +7,26 @@ from typing import Any, Final
 
 from headwise.errors import ModelError
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "brief"]
 
-_MOST: Final = 10**9  # no width, number of layers or vocabulary comes near
+_MOST: Final = 10**9  # no width or vocabulary comes near
+_MOST_LAYERS: Final = 10_000
+_SHOWN: Final = 60  # characters of a value in a message
+_BITS: Final = 128  # a longer number is named by its length
 _MISSING: Final = object()
+
+
+def brief(value: object) -> str:
+    """A value as a message shows it: no longer than part of a line.
+
+    Example:
+        >>> brief("d_ff"), len(brief("x" * 1000))
+        ("'d_ff'", 60)
+    """
+    if type(value) is int and value.bit_length() > _BITS:
+        return f"a number of {value.bit_length():,} bits"
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
 class Settings:
@@ -31,6 +47,29 @@ class Settings:
         """The model type."""
         return self.word("model_type", "")
 
+    def over(self, defaults: Mapping[str, Any]) -> Settings:
+        """These settings, laid over values for the keys that they leave out.
+
+        A key that is null is not left out: it says that there is no such thing.
+
+        Example:
+            >>> given = Settings({"head_dim": None}, "config.json")
+            >>> given.over({"head_dim": 128, "kv_heads": 8}).values
+            {'head_dim': None, 'kv_heads': 8}
+        """
+        return Settings({**defaults, **self.values}, self.where)
+
+    def taken(self, defaults: Mapping[str, Any]) -> list[str]:
+        """A note that names the sizes among ``defaults`` that these settings leave out."""
+        found = [
+            f"{name} = {value:,}"
+            for name, value in defaults.items()
+            if type(value) is int and name not in self.values
+        ]
+        if not found:
+            return []
+        return [f"not in {self.where}, so as the family has it by default: {', '.join(found)}"]
+
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
 
@@ -46,17 +85,21 @@ class Settings:
             )
         return names[0], default
 
-    def size(self, *names: str, default: Any = _MISSING, least: int = 1) -> int:
+    def size(self, *names: str, default: Any = _MISSING, least: int = 1, most: int = _MOST) -> int:
         """A whole number from ``least`` on, under the first of the names that is there."""
         name, value = self._of(names, default)
         if type(value) is float and value.is_integer():
             value = int(value)
-        if type(value) is not int or not least <= value <= _MOST:
+        if type(value) is not int or not least <= value <= most:
             raise ModelError(
-                f"{name} is {value!r} in {self.where}",
-                allowed=f"a whole number, {least} to {_MOST:,}",
+                f"{name} is {brief(value)} in {self.where}",
+                allowed=f"a whole number, {least} to {most:,}",
             )
         return value
+
+    def layers(self, *names: str, default: Any = _MISSING) -> int:
+        """How many blocks there are; each is listed, so there is a bound."""
+        return self.size(*names, default=default, most=_MOST_LAYERS)
 
     def maybe(self, *names: str, least: int = 1) -> int | None:
         """Likewise; None where there is none."""
@@ -66,14 +109,14 @@ class Settings:
         """True or False."""
         _, value = self._of((name,), default)
         if type(value) is not bool:
-            raise ModelError(f"{name} is {value!r} in {self.where}", allowed="true or false")
+            raise ModelError(f"{name} is {brief(value)} in {self.where}", allowed="true or false")
         return value
 
     def word(self, name: str, default: Any = _MISSING) -> str:
         """A text."""
         _, value = self._of((name,), default)
         if not isinstance(value, str):
-            raise ModelError(f"{name} is {value!r} in {self.where}", allowed="a text")
+            raise ModelError(f"{name} is {brief(value)} in {self.where}", allowed="a text")
         return value
 
     def sequence(self, name: str, length: int | None = None) -> list[Any] | None:
@@ -82,7 +125,7 @@ class Settings:
         if value is None:
             return None
         if not isinstance(value, list) or (length is not None and len(value) != length):
-            found = f"{len(value)} entries" if isinstance(value, list) else repr(value)
+            found = f"{len(value)} entries" if isinstance(value, list) else brief(value)
             raise ModelError(
                 f"{name} has {found} in {self.where}",
                 allowed="a list" if length is None else f"a list of {length}, one for each layer",
@@ -95,7 +138,7 @@ class Settings:
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            raise ModelError(f"{name} is {value!r} in {self.where}", allowed="a configuration")
+            raise ModelError(f"{name} is {brief(value)} in {self.where}", allowed="a configuration")
         return Settings(value, f"{self.where} ({name})")
 
     def divided(self, whole: str, by: int, name: str) -> int:

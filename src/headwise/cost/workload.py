@@ -93,6 +93,7 @@ class Workload:
             Rows.SOURCE: 0 if self.cached else source,
             Rows.LOGITS: new if self.logits == "all" else 1,
             Rows.SEQUENCE: 1,
+            Rows.BATCH: self.batch,
             Rows.NONE: 0,
         }
         return of[matrix.rows]

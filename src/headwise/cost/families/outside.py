@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headwise.cost.parts import Component, Matrix, Rows
-from headwise.cost.settings import Settings
+from headwise.cost.settings import Settings, brief
 from headwise.errors import ModelError
 
 __all__ = [
@@ -90,13 +90,16 @@ def class_of(settings: Settings, default: str, known: Mapping[str, str]) -> tupl
     ``known``: end of the name of a class → word for its head; ``default``: the class that is
     counted where the configuration names none.
     """
-    named = settings.values.get("architectures")
-    name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else default
+    name = (settings.sequence("architectures") or [default])[0]
+    if not isinstance(name, str):
+        raise ModelError(
+            f"architectures has {brief(name)} in {settings.where}", allowed="names of classes"
+        )
     for end, head in known.items():
         if name.endswith(end):
             return name, head
     raise ModelError(
-        f"the class {name} in {settings.where}",
+        f"the class {name[:60]} in {settings.where}",
         allowed="classes that end in " + ", ".join(known),
         to_do="name one of them under architectures",
     )
@@ -113,10 +116,12 @@ CAUSAL = {
 }
 
 
-def causal_heads(settings: Settings, head: str, d: int, vocab: int, tied: bool) -> list[Matrix]:
+def causal_heads(
+    settings: Settings, head: str, d: int, vocab: int, tied: bool, *, bias: bool = False
+) -> list[Matrix]:
     """What stands after the last norm of a decoder."""
     if head == "logits":
-        return unembedding(d, vocab, tied=tied)
+        return unembedding(d, vocab, tied=tied, bias=bias)
     if head == "classes":
         return [linear("classes", d, labels(settings), bias=False)]
     if head == "tags":
