@@ -2,6 +2,7 @@
 
     python benchmarks/circuits.py [--peer PYTHON] [--heads 9 --layers 30 --d 576 --rank 64]
                                   [--vocab 49152] [--subset 3] [--repeats 3]
+                                  [--model PATH] [--large]
 
 Weights are random and float32. ``ratio`` = the other way / ours, CPU time in one thread, median of
 the repeats with smallest and largest, the two taking turns. Singular values of W_QK and W_OV:
@@ -15,6 +16,12 @@ the repeats with smallest and largest, the two taking turns. Singular values of 
 Composition: time of each kind and growth of the peak memory (Linux), weights apart. Copying: ours
 for all heads, against W_E W_V and W_O W_U of each head multiplied out, then the eigenvalues of
 their r×r product, in float32, on ``--subset`` heads and scaled up.
+
+With ``--peer``, the weights of all heads of a random GPT-2 and of ``--model``, their products,
+singular values and composition, as transformer-lens has them: the largest differences,
+and those by the largest value. With ``--model``, CPU time of the whole of ``headwise circuits`` by
+parts, loading apart. ``--large`` runs nothing but V-composition of 1,024 heads of d 4,096 (of all
+kinds it needs the fewest weights): some 25 minutes of CPU time, 5 GiB.
 """
 
 from __future__ import annotations
@@ -22,39 +29,30 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import json
 import platform
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import circuits_peer
 import torch
 from peak import measured
 from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.utils.logging import disable_progress_bar
 
-from headwise.circuits.composition import composition
+import headwise as hw
+from headwise.circuits.composition import composition, extra_bytes
 from headwise.circuits.factored import Factored
 from headwise.circuits.scores import sign_score, vocabulary_map
 
-PEER = """
-import json, sys, time
-import torch
-import transformer_lens
-from transformer_lens import FactoredMatrix
-torch.set_num_threads(1)
-torch.set_grad_enabled(False)
-weights = torch.load(sys.argv[1])
-values, start = [], time.process_time()
-for left, right in weights:
-    values.append(FactoredMatrix(left, right).S)
-seconds = time.process_time() - start
-torch.save(values, sys.argv[2])
-from importlib.metadata import version
-print(json.dumps([seconds, version("transformer-lens"), torch.__version__]))
-"""
+
+def give_back() -> None:
+    """What was freed before would hide the growth of the peak."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def timed(run: Callable[[], object]) -> tuple[float, object]:
@@ -95,7 +93,7 @@ def spectra(pairs: list[tuple[Tensor, Tensor]], a: argparse.Namespace) -> None:
         truth_seconds, truth = timed(lambda: [torch.linalg.svdvals(x @ y) for x, y in few])
         dense.append(truth_seconds * heads / a.subset)
         if a.peer:
-            seconds, about, theirs = peer(a.peer, pairs)
+            seconds, about, theirs = circuits_peer.spectra(a.peer, pairs)
             peers.append(seconds)
     worst = [
         max(
@@ -114,25 +112,12 @@ def spectra(pairs: list[tuple[Tensor, Tensor]], a: argparse.Namespace) -> None:
     line("singular values / dense float64, scaled up", ours, dense, f"our error {worst[0]:.0e}")
 
 
-def peer(python: str, pairs: list[tuple[Tensor, Tensor]]) -> tuple[float, str, list[Tensor]]:
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "weights.pt"), Path(folder, "values.pt")
-        torch.save(pairs, source)
-        out = subprocess.run(
-            [python, "-c", PEER, str(source), str(target)],
-            check=True, capture_output=True, text=True,
-        ).stdout  # fmt: skip
-        seconds, version, torch_version = json.loads(out.splitlines()[-1])
-        return seconds, f"transformer-lens {version}, torch {torch_version}", torch.load(target)
-
-
 def compositions(qk: tuple[Tensor, Tensor], ov: tuple[Tensor, Tensor]) -> None:
     writers = [Factored(*layer) for layer in zip(*ov, strict=True)]
     queries = [Factored(*layer) for layer in zip(*qk, strict=True)]
     kinds = {"Q": queries, "K": [f.T for f in queries], "V": writers}
     for name, readers in kinds.items():
-        gc.collect()
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # or what was freed before would hide the growth
+        give_back()
         seconds, more = measured(lambda r=readers: composition(writers, r), time.process_time)
         print(
             f"{name}-composition, all pairs: {seconds:.2f} CPU-s, {more:.0f} MiB more at the peak"
@@ -163,9 +148,79 @@ def copying(ov: tuple[Tensor, Tensor], a: argparse.Namespace) -> None:
     line("copying / head by head, scaled up", ours, theirs, f"they differ by {error:.0e}")
 
 
+def same_weights(a: argparse.Namespace) -> None:
+    """The heads of real models, as transformer-lens reads them and as they are read here."""
+    config = GPT2Config(
+        n_embd=60, n_layer=7, n_head=5, vocab_size=127, n_positions=67,
+        bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    gpt2 = GPT2LMHeadModel(config)
+    for parameter in gpt2.parameters():
+        parameter.add_(0.1 * torch.randn(parameter.shape))  # or its biases would be 0
+    circuits_peer.compared(a.peer, gpt2, "random GPT-2, with biases")
+    if a.model:
+        loaded = hw.load_model(a.model, dtype="float32", device="cpu")
+        circuits_peer.compared(a.peer, loaded.model, loaded.name)
+
+
+def whole(a: argparse.Namespace) -> None:
+    """All that ``headwise circuits`` does after the model is loaded, by parts."""
+    loaded = hw.load_model(a.model, device="cpu")
+    parts: list[tuple[str, float]] = []
+
+    def told(done: int, total: int, what: str) -> None:
+        parts.append(("layers" if what.startswith("layer ") else what, time.process_time()))
+
+    start = time.process_time()
+    (seconds, more), found = measured_with(lambda: hw.circuits(loaded, progress=told))
+    ends = [at for _, at in parts[1:]] + [start + seconds]
+    spent = {"weights, read and checked": parts[0][1] - start}
+    for (what, begin), end in zip(parts, ends, strict=True):
+        spent[what] = spent.get(what, 0) + end - begin
+    with tempfile.TemporaryDirectory() as folder:
+        spent["the page"] = timed(lambda: hw.report(found, Path(folder, "heads.html")))[0]
+        spent["or .nc"] = timed(lambda: found.save(Path(folder, "heads.nc")))[0]
+        spent["or .csv"] = timed(lambda: found.save(Path(folder, "heads.csv")))[0]
+    print(
+        f"headwise circuits {loaded.name}, loading and files apart: {seconds:.2f} CPU-s,"
+        f" {more:.0f} MiB more at the peak; by parts, CPU-s:"
+    )
+    for what, each in spent.items():
+        print(f"  {what:26} {each:6.2f}")
+
+
+def measured_with(run: Callable[[], object]) -> tuple[tuple[float, float], object]:
+    """``measured`` with what the run gave."""
+    give_back()
+    given = []
+    numbers = measured(lambda: given.append(run()), time.process_time)
+    return numbers, given[0]
+
+
+def large() -> None:
+    """V-composition of 1,024 heads: it needs W_V and W_O alone, 4 GiB, and no head shares them."""
+    layers, heads, d, rank = 32, 32, 4096, 128
+    torch.set_num_threads(2)
+    products = [
+        Factored(torch.randn(heads, d, rank) / d**0.5, torch.randn(heads, rank, d) / d**0.5)
+        for _ in range(layers)
+    ]
+    need = extra_bytes(products, products)
+    seconds, more = measured(
+        lambda: composition(products, products, memory=need), time.process_time
+    )
+    print(
+        f"V-composition of {layers * heads:,} heads, d {d}, rank {rank}, 2 threads: {seconds:.0f}"
+        f" CPU-s, {more:.0f} MiB more at the peak ({need / 2**20:.0f} foretold),"
+        f" weights {2 * 4 * layers * heads * d * rank / 2**20:,.0f} MiB"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer", help="a Python that has transformer-lens")
+    parser.add_argument("--model", help="a folder, a .gguf file or an id: its heads as well")
+    parser.add_argument("--large", action="store_true", help="only 1,024 heads of 4,096; long")
     sizes = {"heads": 9, "layers": 30, "d": 576, "rank": 64, "vocab": 49152}
     for name, value in {**sizes, "subset": 3, "repeats": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -173,9 +228,13 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
+    disable_progress_bar()
     print(
         f"torch {torch.__version__}, {platform.machine()}, one thread, float32 weights, {vars(a)}"
     )
+    if a.large:
+        large()
+        return
     shape = (a.layers, a.heads)
     qk, ov = (
         (torch.randn(*shape, a.d, a.rank) / a.d**0.5, torch.randn(*shape, a.rank, a.d) / a.d**0.5)
@@ -185,6 +244,10 @@ def main() -> None:
     compositions(qk, ov)
     spectra([qk, ov], a)
     copying(ov, a)
+    if a.peer:
+        same_weights(a)
+    if a.model:
+        whole(a)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import typer
 
 import headwise as hw
 from headwise.circuits.dataset import Circuits, with_circuits
+from headwise.circuits.truncation import Truncation
 from headwise.cli.app import app
 from headwise.models.checkpoints import Checkpoint
 from headwise.observation.loading import LoadedModel
@@ -38,6 +39,7 @@ COMMAND_LINES: Final = {
     "scan": f"headwise scan {MODEL} --tokens 512 --rows 64 --out rows.nc",
     "show": "headwise show book.nc --out book.html --json book.json",
     "circuits": f"headwise circuits {MODEL} --out heads.csv",
+    "truncate": f"headwise truncate {MODEL} --tokens 128 --tolerance 0.05 --out ranks.html",
     "train": "headwise train book.txt --out run --tokenizer bytes --context 64 --steps 20",
     "generate": 'headwise generate "It was the best of" --model run --tokens 20',
 }
@@ -126,6 +128,8 @@ LIBRARY: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
             "Circuits.save": Circuits.save,
             "Circuits.to_dataframe": Circuits.to_dataframe,
             "headwise.circuits.dataset.with_circuits": with_circuits,
+            "hw.truncate": hw.truncate,
+            "Truncation": Truncation,
         },
     ),
     (
@@ -400,8 +404,9 @@ def statistics_page() -> str:
 
 CIRCUIT_WORDS: Final = """From the weights, with `headwise circuits` and in `headwise report`. Row
 vectors: q = x W_Q, W_QK = W_Q W_Kᵀ, W_OV = W_V W_O; σ are singular values, λ eigenvalues. Folded:
-with the linear part of the norm before attention in the weights. With rotary positions W_QK is
-that of distance 0.
+with the linear part of the norm before attention in the weights, and in W_OV that of a norm of what
+attention writes (Gemma 2, OLMo 2), where there is one; divisions of norms are positive numbers of
+each token, and in no matrix. With rotary positions W_QK is that of distance 0.
 """
 
 

@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "attention": "headwise.attention",
     "circuits": "headwise.circuits.dataset:circuits",
+    "cost": "headwise.cost.planner:cost",
     "errors": "headwise.errors",
     "findings": "headwise.report.findings:findings",
     "generate": "headwise.models.text:generate",
@@ -31,11 +32,13 @@ _WHERE = {
     "scan": "headwise.observation.run:scan",
     "stream": "headwise.models.text:stream",
     "train": "headwise.training.loop:train",
+    "truncate": "headwise.circuits.truncation:truncate",
 }
 
 __all__ = [
     "attention",
     "circuits",
+    "cost",
     "errors",
     "findings",
     "generate",
@@ -51,12 +54,15 @@ __all__ = [
     "scan",
     "stream",
     "train",
+    "truncate",
 ]
 
 if TYPE_CHECKING:
     from headwise import attention, errors, models, positions
     from headwise.attention import masks
     from headwise.circuits.dataset import circuits
+    from headwise.circuits.truncation import truncate
+    from headwise.cost.planner import cost
     from headwise.models.checkpoints.loading import load
     from headwise.models.checkpoints.own import save
     from headwise.models.text import generate, stream

@@ -16,13 +16,17 @@ from typing import Any, Final
 
 from headwise.errors import ModelError
 
-__all__ = ["GgufHeader", "GgufTensor", "read_gguf_header"]
+__all__ = ["ArrayLength", "GgufHeader", "GgufTensor", "read_gguf_header"]
 
 _VERSIONS: Final = (2, 3)
 _SCALARS: Final = "BbHhIif?"  # the value types 0 to 7, as struct letters; 10, 11, 12 follow
 _LETTERS: Final = {**dict(enumerate(_SCALARS)), 10: "Q", 11: "q", 12: "d"}
 _STRING: Final = 8
 _ARRAY: Final = 9
+
+
+class ArrayLength(int):
+    """The length of an array that was passed over."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,9 @@ class _Cursor:
         if kind != _ARRAY:
             return self.number(_LETTERS[kind])
         kind, count = self.number("I"), self.number("Q")
-        return self.array(kind, count) if self.arrays else self.skipped(kind, count)
+        if self.arrays:
+            return self.array(kind, count)
+        return ArrayLength(self.skipped(kind, count))
 
     def array(self, kind: int, count: int) -> list[Any]:
         if kind == _STRING:

@@ -37,7 +37,10 @@ def datasets():
 @pytest.fixture(scope="module")
 def files(datasets, tmp_path_factory):
     folder = tmp_path_factory.mktemp("circuits")
-    alone = {"alone": hw.circuits(layers=[1, 2, 3]).dataset}
+    alone = {
+        "alone": hw.circuits(layers=[1, 2, 3]).dataset,
+        "on a text": hw.circuits(layers=[1, 2, 3], tokens=200).dataset,
+    }
     return {
         name: write_report(d, folder / f"{name}.html") for name, d in {**datasets, **alone}.items()
     }
@@ -113,6 +116,21 @@ def test_behaviours_name_their_heads(visit):
     page = visit("embedded")
     page.locator("table.behaviours .place", has_text="L2 · H4").click()
     assert page.locator("#panel .card h3").inner_text() == "L2 · H4"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_behaviours_on_a_text_stand_beside_the_others(visit, width):
+    page = visit("on a text", width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    columns = page.locator("table.behaviours thead th").all_inner_texts()
+    assert columns == ["behaviour", "on both", "only on repeated tokens", "only on the text"]
+    row = page.locator("table.behaviours tbody tr", has_text="Previous token")
+    place = row.locator("td").first.locator(".place").first
+    name = place.inner_text()
+    place.click()
+    assert page.locator("#panel .card h3").inner_text() == name
+    words = page.locator("#panel .caption", has_text="Singular values").inner_text()
+    assert words.startswith("Previous token on repeated random tokens; previous token")
 
 
 @pytest.mark.parametrize("width", [1280, 390])

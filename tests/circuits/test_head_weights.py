@@ -75,7 +75,7 @@ def test_what_heads_write(name):
         plain = _before(seen, source, w.source_norm)
         folded = w.folded()
         content = call.call.v[0] - _row_of(folded.value_bias)
-        near(plain @ w.ov(folded=True).dense(), w.shared(content) @ w.output, ROTATED)
+        near(plain @ w.ov(folded=True).dense(), w.shared(content) @ folded.output, ROTATED)
 
 
 @pytest.mark.parametrize("name", DIRECTIONS)
@@ -115,7 +115,7 @@ def test_what_the_table_says_of_each_family():
     sliding, full = (w.rotary for w in found["cohere2"].layers)
     assert sliding.layout == "interleaved" or full is None
     gemma = found["gemma2"]
-    assert all(w.output_norm for w in gemma.layers)
+    assert all(w.output_norm is not None for w in gemma.layers)
     assert not any(w.output_norm for name in ("gpt2", "gpt_oss") for w in found[name].layers)
     model = tiny("gemma2")
     raw = model.layers[0].input_layernorm.weight
@@ -144,7 +144,7 @@ def test_post_norm_reads_the_norm_before():
     first, second = head_weights(model).layers
     assert torch.equal(first.norm.gain, model.embeddings.LayerNorm.weight)
     assert torch.equal(second.norm.gain, model.encoder.layer[0].output.LayerNorm.weight)
-    assert not second.output_norm
+    assert second.output_norm is None
 
 
 def test_cross_attention_has_two_norms():
@@ -179,7 +179,7 @@ def test_own_models(kind):
             assert kind in ("qk_norm", "branch")
             assert largest(got - logits) > 1e-3 * largest(logits)
         near(call.source[0] @ w.value + _row_of(w.value_bias), call.call.v[0], 1e-12)
-    assert {w.output_norm for w in found.layers} == {kind in ("sandwich", "branch")}
+    assert {w.output_norm is not None for w in found.layers} == {kind in ("sandwich", "branch")}
 
 
 def _row_of(bias: Tensor | None) -> Tensor | int:
@@ -245,6 +245,19 @@ def test_they_say_what_they_are():
     assert repr(found.layers[1]) == (
         "LayerWeights(layers.1.self_attn: decoder 1, 4 heads over 2, d_head 16)"
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_hold_the_weights_themselves(dtype):
+    """No copy where heads have keys and values of their own, and none of queries and outputs."""
+    w = head_weights(tiny("gpt2").to(dtype)).layers[0]
+    qk, ov = w.qk(), w.ov()
+    for got, held in ((qk.left, w.query), (qk.right, w.key), (ov.left, w.value)):
+        assert (got.data_ptr(), got.dtype) == (held.data_ptr(), dtype)
+    assert ov.right.data_ptr() == w.output.data_ptr()
+    grouped = head_weights(tiny("llama").to(dtype)).layers[0]
+    assert grouped.qk().left.data_ptr() == grouped.query.data_ptr()
+    assert grouped.ov().right.data_ptr() == grouped.output.data_ptr()
 
 
 def test_half_precision_is_read_and_folded_in_float32():

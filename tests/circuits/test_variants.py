@@ -135,7 +135,7 @@ def test_placements_of_own_encoder_decoders(placement, final):
     cross = next(w for w in found.layers if w.role == "cross")
     assert (cross.source_norm is not None) == (final or placement == "post")
     assert (cross.norm is None) == (placement == "branch")
-    assert cross.output_norm == (placement in ("sandwich", "branch"))
+    assert (cross.output_norm is not None) == (placement in ("sandwich", "branch"))
     assert (found.final_norm is not None) == (final or placement == "post")
 
 

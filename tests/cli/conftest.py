@@ -28,7 +28,7 @@ class Stage:
         }  # fmt: skip
         return model
 
-    def add_circuits(self, dataset, loaded, *, progress):
+    def add_circuits(self, dataset, loaded, *, on_text, progress):
         self.circuits.append(loaded)
         return dataset
 
@@ -62,6 +62,8 @@ def stage(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("HEADWISE_TRACEBACK", raising=False)
     run_module = SimpleNamespace(scan=stage.scan, opened=stage.opened)
     monkeypatch.setitem(sys.modules, "headwise.observation.run", run_module)
-    circuits = SimpleNamespace(add_circuits=stage.add_circuits)
+    circuits = SimpleNamespace(
+        add_circuits=stage.add_circuits, text_reader=lambda loaded, heads: None
+    )
     monkeypatch.setitem(sys.modules, "headwise.circuits.dataset", circuits)
     return stage

@@ -46,7 +46,7 @@ def test_report_writes_the_page(stage):
     assert (code, err) == (0, "")
     assert stage.files() == ["headwise-Model-1.5B.html"]
     assert out.endswith("wrote headwise-Model-1.5B.html\n")
-    assert stage.calls == [("org/Model-1.5B", NOTHING)]
+    assert stage.calls == [("org/Model-1.5B", {**NOTHING, "each": None})]
     assert "<html" in (stage.folder / "headwise-Model-1.5B.html").read_text(encoding="utf-8")
 
 
@@ -88,6 +88,7 @@ def test_every_option_reaches_the_scan(stage):
                 "allow_long": True,
                 "trust_remote_code": True,
                 "progress": None,
+                "each": None,
             },
         )
     ]

@@ -173,7 +173,8 @@ def test_standard_output_on_a_full_disk(stage, line):
         "made = FakeScan(to_dataset(make_record(layers=3, heads=5, tokens=37))); "
         "run_module = N(scan=lambda *a, **k: made, opened=lambda *a: None); "
         "sys.modules['headwise.observation.run'] = run_module; "
-        "circuits = N(add_circuits=lambda dataset, *a, **k: dataset); "
+        "circuits = N(add_circuits=lambda dataset, *a, **k: dataset, text_reader=lambda *a: None);"
+        " "
         "sys.modules['headwise.circuits.dataset'] = circuits; "
         "sys.exit(run(sys.argv[1:]))"
     )

@@ -96,9 +96,9 @@ BEHAVIOURS: Final[Mapping[str, Behaviour]] = MappingProxyType(
 class LayerScores:
     """The scores of one attention module: name of a behaviour -> ``head``, float64.
 
-    ``rows`` are the rows behind each mean. On repeated random tokens ``spread`` is the standard
-    deviation between seeds, and ``uniform`` the score of a head that attends to all it may see
-    alike; both are empty on a text.
+    ``rows`` are the rows behind each mean, ``uniform`` the score of a head that attends to all it
+    may see alike; where a scan's own record gives the score, it has none. ``spread`` is the
+    standard deviation between seeds, on repeated random tokens.
     """
 
     module: str

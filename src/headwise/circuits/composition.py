@@ -121,9 +121,9 @@ def extra_bytes(
 ) -> int:
     """What ``composition`` takes beside the weights, in bytes, with tiles of ``tile`` columns.
 
-    8 · (N r² for the Gram matrices + 2 N t² for the tiles + 4·W·R for the results), with N all
-    heads, writers and readers, and 32 · h r · max(t, 256) for the layer at work. The buffers of
-    BLAS come on top, some 20 MiB whatever the sizes.
+    8 · (N r² for the Gram matrices + N r t for these times t columns + 2 N t² for the tiles + 4·W·R
+    for the results), with N all heads, writers and readers, and 32 · h r · max(t, 256) for the
+    layer at work. The buffers of BLAS come on top, some 20 MiB whatever the sizes.
 
     Example:
         >>> head = Factored(torch.empty(32, 4096, 128), torch.empty(32, 128, 4096))
@@ -133,10 +133,11 @@ def extra_bytes(
     heads = [[f.left.shape[0] for f in side] for side in (writers, readers)]
     both = [*writers, *readers]
     grams = sum(f.left.shape[0] * f.rank**2 for f in both)
+    weighted = sum(f.left.shape[0] * f.rank for f in both) * tile
     tiles = 2 * sum(map(sum, heads)) * tile**2
     results = 4 * sum(heads[0]) * sum(heads[1])
     work = 4 * max(f.left.shape[0] * f.rank * max(tile, min(f.shape[-2], GRAM_ROWS)) for f in both)
-    return 8 * (grams + tiles + results + work)
+    return 8 * (grams + weighted + tiles + results + work)
 
 
 GRAM_ROWS = 256
@@ -158,15 +159,19 @@ class _Side:
         self.layer = torch.repeat_interleave(torch.arange(len(counts)), counts)
         self.starts = [0, *counts.cumsum(0).tolist()]
 
-    def tile(self, rows: slice, columns: slice) -> Tensor:
-        """S[rows, columns] of every head, ``head entry``."""
+    def weighted(self, columns: slice) -> list[Tensor]:
+        """G C[:, columns] of every head, by layer."""
+        pairs = zip(self.gram, self.thin, strict=True)
+        return [gram @ thin[..., columns].double() for gram, thin in pairs]
+
+    def tile(self, rows: slice, weighted: list[Tensor]) -> Tensor:
+        """S[rows, columns] of every head, ``head entry``, from what ``weighted`` gave."""
         first = self.thin[0]
-        size = first[0, 0, rows].numel() * first[0, 0, columns].numel()
+        size = first[0, 0, rows].numel() * weighted[0].shape[-1]
         tiles = torch.empty(self.starts[-1], size, dtype=torch.float64, device=first.device)
         places = pairwise(self.starts)
-        for gram, thin, (a, b) in zip(self.gram, self.thin, places, strict=True):
-            weighted = gram @ thin[..., columns].double()
-            tiles[a:b] = (thin[..., rows].double().mT @ weighted).flatten(1)
+        for right, thin, (a, b) in zip(weighted, self.thin, places, strict=True):
+            tiles[a:b] = (thin[..., rows].double().mT @ right).flatten(1)
         return tiles
 
 
@@ -188,16 +193,26 @@ def _inner(write: _Side, read: _Side, d: int, tile: int) -> Tensor:
     layers = len(write.thin)
     groups = max(1, min(layers, 5))
     edges = [layers * g // groups for g in range(groups + 1)]
-    for i in range(0, d, tile):
-        for j in range(i, d, tile):
-            s = write.tile(slice(i, i + tile), slice(j, j + tile))
-            t = read.tile(slice(i, i + tile), slice(j, j + tile))
-            for first, last in pairwise(edges):
-                a, b = write.starts[first], write.starts[last]
-                later = read.starts[min(first + 1, layers)]
-                if later < read.starts[-1]:
-                    total[a:b, later:].addmm_(s[a:b], t[later:].mT, alpha=1 if i == j else 2)
+    for j in range(0, d, tile):
+        _add_columns(total, write, read, edges, slice(j, j + tile))
     return total
+
+
+def _add_columns(
+    total: Tensor, write: _Side, read: _Side, edges: list[int], columns: slice
+) -> None:
+    """The tiles of some columns, down to the diagonal."""
+    layers, tile = len(write.thin), columns.stop - columns.start
+    for_s, for_t = write.weighted(columns), read.weighted(columns)
+    for i in range(0, columns.stop, tile):
+        rows = slice(i, i + tile)
+        s, t = write.tile(rows, for_s), read.tile(rows, for_t)
+        for first, last in pairwise(edges):
+            a, b = write.starts[first], write.starts[last]
+            later = read.starts[min(first + 1, layers)]
+            if later < read.starts[-1]:
+                alpha = 1 if rows == columns else 2
+                total[a:b, later:].addmm_(s[a:b], t[later:].mT, alpha=alpha)
 
 
 def _width(writers: Sequence[Factored], readers: Sequence[Factored]) -> int:

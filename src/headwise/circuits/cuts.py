@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ __all__ = ["Circuit", "Cut", "find_cuts"]
 
 Circuit = Literal["qk", "ov"]
 
+_OV_ALONE: Final = 'W_OV alone (circuits=["ov"], --matrix ov)'
+
 
 class Cut:
     """One factor of some heads of one layer, and the directions it can be cut to.
@@ -24,21 +27,26 @@ class Cut:
     ``weight`` is a view of the parameter: ``head d_model width``, cut as U_r U_rᵀ W; with
     ``right``, ``head width d_model``, cut as W V_r V_rᵀ. ``directions``: ``head d_model width``,
     the strongest first. ``moved``: the value bias ``head width`` and the output projection, which
-    takes what a cut of W_O would take away from b_V W_O.
+    takes what a cut of W_O would take away from b_V W_O. ``values``: the singular values of the
+    products, ``head width``, largest first.
     """
+
+    layer: int
+    circuit: Circuit
 
     def __init__(
         self,
         weight: Tensor,
         heads: Sequence[int],
         directions: Tensor,
+        values: Tensor,
         *,
         most: int,
         right: bool = False,
         moved: tuple[Tensor, nn.Module] | None = None,
     ) -> None:
         self.weight, self.heads, self.directions = weight, list(heads), directions
-        self.most, self.right, self.moved = most, right, moved
+        self.values, self.most, self.right, self.moved = values, most, right, moved
         self._before: Tensor | None = None
         self._bias: nn.Parameter | None = None
 
@@ -69,6 +77,22 @@ class Cut:
             self.moved[1].bias = self._bias  # type: ignore[assignment]
         self._before = self._bias = None
 
+    def alone(self, place: int) -> Cut:
+        """The same cut of one of its heads only."""
+        at = slice(place, place + 1)
+        moved = None if self.moved is None else (self.moved[0][at], self.moved[1])
+        one = Cut(
+            self.weight,
+            self.heads[at],
+            self.directions[at],
+            self.values[at],
+            most=self.most,
+            right=self.right,
+            moved=moved,
+        )
+        one.layer, one.circuit = self.layer, self.circuit
+        return one
+
 
 def find_cuts(
     model: nn.Module,
@@ -96,6 +120,7 @@ def find_cuts(
                     " written",
                     to_do="merge the adapters or parametrisations of the model first",
                 )
+            cut.layer, cut.circuit = index, circuit
             cuts.append(cut)
     return cuts
 
@@ -124,40 +149,42 @@ def _qk(layer: LayerWeights, heads: list[int], module: Any, folded: bool) -> Cut
     if folded:
         raise OptionError(
             "W_QK has a norm's gain on both sides, and one factor cannot take them in",
-            allowed='circuits ["ov"] where the cut is folded',
+            allowed=f"{_OV_ALONE}, where the cut is folded",
         )
     if layer.rotary is not None:
         raise OptionError(
             f"W_QK of {layer.module} turns with the distance (rotary positions), so no cut to a"
             " rank is that of every distance",
-            allowed='circuits ["ov"]',
+            allowed=_OV_ALONE,
         )
     if not layer.fixed:
         raise OptionError(
             f"W_QK of {layer.module} is no fixed product: {layer.why_not}",
-            allowed='circuits ["ov"]',
+            allowed=_OV_ALONE,
         )
     if layer.key_bias is not None and (_sinks(module) or _softcap(module)):
         between = "a learned sink" if _sinks(module) else "a softcap"
         raise OptionError(
             f"{layer.module} has a key bias and {between}, so cutting W_Q would also change x W_Q"
             " b_K, which is not in W_QK",
-            allowed='circuits ["ov"]',
+            allowed=_OV_ALONE,
         )
-    directions = layer.qk()[heads].svd().left
-    return Cut(layer.query, heads, directions, most=layer.query.shape[-1])
+    parts = layer.qk()[heads].svd()
+    return Cut(layer.query, heads, parts.left, parts.values, most=layer.query.shape[-1])
 
 
 def _ov(layer: LayerWeights, heads: list[int], module: Any, model: nn.Module, folded: bool) -> Cut:
     if layer.clip is not None:
         raise OptionError(f"W_OV of {layer.module} is no fixed product: {layer.why_not}")
-    parts = layer.ov(folded=folded)[heads].svd()
+    # W_O is cut where it stands: before the norm, if any, that what is written passes.
+    parts = replace(layer, output_norm=None).ov(folded=folded)[heads].svd()
     most = layer.value.shape[-1]
-    if layer.heads == layer.kv_heads and not folded:
-        return Cut(layer.value, heads, parts.left, most=most)
+    if layer.heads == layer.kv_heads and layer.latent is None and not folded:
+        return Cut(layer.value, heads, parts.left, parts.values, most=most)
+    right = parts.right.mT
     constant = layer.folded().value_bias if folded else layer.value_bias
     if constant is None:
-        return Cut(layer.output, heads, parts.right.mT, most=most, right=True)
+        return Cut(layer.output, heads, right, parts.values, most=most, right=True)
     if _sinks(module):
         raise OptionError(
             f"W_OV of {layer.module} can be cut in W_O only; its values have a bias and it has a"
@@ -166,7 +193,7 @@ def _ov(layer: LayerWeights, heads: list[int], module: Any, model: nn.Module, fo
         )
     bias = layer.shared(constant)[heads]
     moved = (bias, _owner(model, layer))
-    return Cut(layer.output, heads, parts.right.mT, most=most, right=True, moved=moved)
+    return Cut(layer.output, heads, right, parts.values, most=most, right=True, moved=moved)
 
 
 def _owner(model: nn.Module, layer: LayerWeights) -> nn.Module:

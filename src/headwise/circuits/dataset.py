@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from headwise.circuits.head_weights import head_weights
 from headwise.circuits.labelled import joined, labelled
 from headwise.circuits.labels import repeated_labels
 from headwise.circuits.layer_weights import HeadWeights, LayerWeights
+from headwise.circuits.matrices import check_finite
 from headwise.circuits.measures import (
     change_numbers,
     compositions,
@@ -27,13 +28,16 @@ from headwise.circuits.measures import (
     layer_numbers,
     rotary_numbers,
 )
+from headwise.circuits.text_reader import TextCircuits, TextReader
 from headwise.errors import FileError, HeadwiseError, OptionError
 from headwise.files import whole, writable
 from headwise.models.checkpoints import Checkpoint
 from headwise.observation.loaded import LoadedModel
 from headwise.observation.quiet import quiet
 from headwise.observation.run import opened
+from headwise.observation.run import scan as measure
 from headwise.observation.scan import Scan
+from headwise.observation.text import Text
 from headwise.results import io
 from headwise.results.frame import to_dataframe
 from headwise.results.validate import about
@@ -41,7 +45,14 @@ from headwise.results.validate import about
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Circuits", "add_circuits", "circuits", "circuits_path", "with_circuits"]
+__all__ = [
+    "Circuits",
+    "add_circuits",
+    "circuits",
+    "circuits_path",
+    "text_reader",
+    "with_circuits",
+]
 
 Model = str | Path | nn.Module | LoadedModel | Checkpoint
 Progress = Callable[[int, int, str], None]
@@ -98,6 +109,10 @@ class Circuits:
 def circuits(
     model_or_path: Model | None = None,
     *,
+    text: Text | None = None,
+    tokens: int | None = None,
+    window: int | None = None,
+    allow_long: bool = False,
     layers: Iterable[int] | None = None,
     base: Model | None = None,
     adapter: str | Path | None = None,
@@ -110,10 +125,14 @@ def circuits(
     """W_QK and W_OV of every head: spectra, ranks, scores, composition, rotary pairs, behaviours.
 
     Exact, from the thin factors; the model runs only for the behaviours, on random tokens that
-    repeat, and to check that the weights were read as it uses them.
+    repeat, and to check that the weights were read as it uses them. With a text it also reads that:
+    what every head does on it, and which rotary pairs its queries and keys use.
 
     Args:
         model_or_path: see ``scan``; None: the small trained model inside the package.
+        text: see ``scan``; None: no text is read, unless ``tokens`` or ``window`` say how much of
+            the one that ships with the package.
+        tokens, window, allow_long: see ``scan``.
         layers: numbers of the layers (None: all).
         base: the model that this one was tuned from: also the change of every head.
         adapter: folder of a PEFT LoRA adapter for this model: also the change that it makes.
@@ -136,26 +155,17 @@ def circuits(
         raise OptionError("a base and an adapter were given", allowed="one of the two")
     start = time.perf_counter()
     loaded = opened(model_or_path, dtype, device, trust_remote_code)
-    weights = head_weights(loaded.model)
-    changes = _changes(loaded, weights, base, adapter, (dtype, device, trust_remote_code))
+    weights = _weights(loaded)
     chosen = _chosen(weights.layers, layers)
-    picked = [weights.layers[i] for i in chosen]
-    told = progress or (lambda done, total, what: None)
-    distances = _distances(weights.context)
-    with quiet():
-        numbers = _numbers(weights, picked, [changes[i] for i in chosen], distances, told)
-        told(len(picked), len(picked) + 2, "composition")
-        tables = compositions(picked, max(layer.heads for layer in picked))
-        told(len(picked) + 1, len(picked) + 2, "repeated tokens")
-        labels, notes = _labels(loaded, picked) if behaviours else (None, [])
-    facts = {
-        **_facts(loaded, weights, start),
-        "base": _name(base),
-        "adapter": None if adapter is None else str(adapter),
-        "repeated": None if labels is None else labels.data,
-        "notes": [*weights.notes, *notes],
-    }
-    return Circuits(labelled(picked, numbers, tables, labels, distances, facts))
+    changes = _changes(loaded, weights, base, adapter, (dtype, device, trust_remote_code))
+    read = None
+    if not (text is None and tokens is None and window is None):
+        numbers = sorted({weights.layers[i].number for i in chosen})
+        options = {"tokens": tokens, "window": window, "allow_long": allow_long, "layers": numbers}
+        read = _read(loaded, weights, text, progress, options)
+    facts = {"base": _name(base), "adapter": None if adapter is None else str(adapter)}
+    picked = [(weights.layers[i], changes[i]) for i in chosen]
+    return _measured(loaded, weights, picked, behaviours, read, facts, progress, start)
 
 
 def with_circuits(scan: xr.Dataset | Scan, found: Circuits) -> xr.Dataset:
@@ -173,16 +183,36 @@ def with_circuits(scan: xr.Dataset | Scan, found: Circuits) -> xr.Dataset:
     return joined(scan.dataset if isinstance(scan, Scan) else scan, found.dataset)
 
 
+def text_reader(loaded: LoadedModel, heads: Iterable[int] | None = None) -> TextReader | None:
+    """What a scan of the model takes as ``each`` so that its text counts into the circuits, too.
+
+    None where there will be no circuits, for the reason that ``add_circuits`` gives.
+    """
+    try:
+        return TextReader(_weights(loaded), heads)
+    except (HeadwiseError, MemoryError):
+        return None
+
+
 def add_circuits(
-    scan: xr.Dataset, loaded: LoadedModel, *, progress: Progress | None = None
+    scan: xr.Dataset,
+    loaded: LoadedModel,
+    *,
+    on_text: TextCircuits | None = None,
+    progress: Progress | None = None,
 ) -> xr.Dataset:
     """The data set of a scan with the circuits of its model, or with a note why there are none.
 
-    Layers are those of the scan.
+    Layers are those of the scan. ``on_text``: what a ``text_reader`` gathered during the scan.
     """
+    start = time.perf_counter()
     wanted = sorted({int(number) for number in scan["number"].to_numpy()})
     try:
-        return with_circuits(scan, circuits(loaded, layers=wanted, progress=progress))
+        weights = _weights(loaded) if on_text is None else on_text.weights
+        picked = [(weights.layers[i], None) for i in _chosen(weights.layers, wanted)]
+        none = {"base": None, "adapter": None}
+        found = _measured(loaded, weights, picked, True, on_text, none, progress, start)
+        return with_circuits(scan, found)
     except (HeadwiseError, MemoryError) as error:
         facts = about(scan)
         reason = str(error) or "out of memory"
@@ -205,6 +235,51 @@ def circuits_path(path: str | Path) -> Path:
         writable(target)
         return target
     return io.save_path(target)
+
+
+def _measured(
+    loaded: LoadedModel,
+    weights: HeadWeights,
+    picked: Sequence[tuple[LayerWeights, LayerChange | None]],
+    behaviours: bool,
+    read: TextCircuits | None,
+    facts: Mapping[str, Any],
+    progress: Progress | None,
+    start: float,
+) -> Circuits:
+    """Everything about the layers that were picked, each with its change if there is one."""
+    told = progress or (lambda done, total, what: None)
+    distances = _distances(weights.context)
+    layers, changes = zip(*picked, strict=True)
+    with quiet():
+        numbers = _numbers(weights, layers, changes, distances, told)
+        told(len(layers), len(layers) + 2, "composition")
+        tables = compositions(layers, max(layer.heads for layer in layers))
+        told(len(layers) + 1, len(layers) + 2, "repeated tokens")
+        labels, notes = _labels(loaded, layers) if behaviours else (None, [])
+    whole = {
+        **_facts(loaded, weights, start),
+        **facts,
+        "repeated": None if labels is None else labels.data,
+        "text": None if read is None else read.data,
+        "notes": [*weights.notes, *notes],
+    }
+    return Circuits(labelled(layers, numbers, tables, labels, read, distances, whole))
+
+
+def _read(
+    loaded: LoadedModel,
+    weights: HeadWeights,
+    text: Text | None,
+    progress: Progress | None,
+    options: dict[str, Any],
+) -> TextCircuits:
+    """A scan of the text, of which only the circuits are kept."""
+    reader = TextReader(weights)
+    measured = measure(loaded, text, each=reader.absorb, progress=progress, **options)
+    if measured.record.about["interrupted"]:
+        raise KeyboardInterrupt
+    return reader.finish(measured)
 
 
 def _name(model: Model | None) -> str | None:
@@ -232,6 +307,12 @@ def _facts(loaded: LoadedModel, weights: HeadWeights, start: float) -> dict[str,
     }
 
 
+def _weights(loaded: LoadedModel) -> HeadWeights:
+    for name in loaded.non_finite:  # wherever it is: what the heads do with it is not finite
+        check_finite(name, loaded.model.get_parameter(name).detach())
+    return head_weights(loaded.model)
+
+
 def _changes(
     loaded: LoadedModel,
     weights: HeadWeights,
@@ -240,7 +321,11 @@ def _changes(
     options: tuple[Any, ...],
 ) -> Sequence[LayerChange | None]:
     if base is not None:
-        return difference(head_weights(opened(base, *options).model), weights)
+        before = opened(base, *options)
+        try:
+            return difference(_weights(before), weights)
+        except HeadwiseError as error:
+            raise type(error)(f"compared with the base {before.name}: {error}") from error
     if adapter is not None:
         return adapter_difference(loaded.model, adapter)
     return [None] * len(weights.layers)

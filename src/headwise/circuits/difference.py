@@ -24,7 +24,8 @@ from headwise.circuits.change import Change
 from headwise.circuits.factored import Factored
 from headwise.circuits.head_weights import head_weights
 from headwise.circuits.layer_weights import HeadWeights, LayerWeights
-from headwise.errors import NonFiniteError, ShapeError
+from headwise.circuits.matrices import check_finite
+from headwise.errors import ModelError, NonFiniteError, ShapeError
 from headwise.models.checkpoints.adapters import load_adapter
 from headwise.models.checkpoints.peft import load_peft
 from headwise.models.low_rank import LowRankLinear, remove_low_rank
@@ -102,6 +103,7 @@ def difference(
 
     Raises:
         ShapeError: the two are not of one model; the first mismatch is named.
+        ModelError: heads of latent attention, whose W_K and W_V are products.
         NonFiniteError: a weight is NaN or infinite; the module is named.
 
     Example:
@@ -145,6 +147,7 @@ def adapter_difference(
 
     Raises:
         ModelError: the adapter is of another base (the shapes are named), or of another kind.
+        NonFiniteError: a NaN or an infinity in a weight or a factor, by name and place.
 
     Example:
         >>> import json, tempfile
@@ -175,6 +178,10 @@ def _adapted(model: nn.Module, folder: str | Path) -> Iterator[None]:
     try:
         paths = load_adapter(model, folder) if is_own(model) else load_peft(model, folder)
         adapters = [model.get_submodule(path) for path in paths]
+        for path, adapter in zip(paths, adapters, strict=True):
+            for side in "AB":
+                factor: Tensor = getattr(adapter, side)
+                check_finite(f"lora_{side} of {path} in {folder}", factor.detach())
         remove_low_rank(model)
         for adapter in adapters:
             assert isinstance(adapter, LowRankLinear)
@@ -194,6 +201,13 @@ def _adapted(model: nn.Module, folder: str | Path) -> Iterator[None]:
 
 
 def _check_pair(before: LayerWeights, after: LayerWeights) -> None:
+    if before.latent is not None or after.latent is not None:
+        raise ModelError(
+            f"keys and values of {before.module} are products of two matrices and a norm (latent"
+            " attention), so what rounding adds to their change is not bounded",
+            allowed="models whose heads have matrices of their own",
+            to_do="take the circuits without a base or an adapter",
+        )
     for name in _PARTS:
         a, b = getattr(before, name), getattr(after, name)
         if before.role != after.role or a.shape != b.shape:

@@ -17,6 +17,7 @@ from headwise.circuits.norms import HeadNorm, NormFold
 from headwise.circuits.places import Places
 from headwise.circuits.reading import Reading, layout_of, norm_at, read_layer
 from headwise.circuits.validation import validated
+from headwise.errors import ModelError
 from headwise.models.attention import MultiHeadAttention
 from headwise.models.embedding import TokenEmbedding, Unembedding
 from headwise.observation.survey import survey
@@ -37,7 +38,8 @@ def head_weights(model: nn.Module, *, validate: bool = True) -> HeadWeights:
     """The weights of every head, in the order in which the model has them.
 
     Query head h reads key-value head h // (heads / kv_heads). Weights are views of the model's own:
-    nothing is copied, and changing them changes the model.
+    nothing is copied, and changing them changes the model. In latent attention (DeepSeek) W_K and
+    W_V are products of two, and so is W_Q where queries have a latent vector too.
 
     Args:
         model: a model of ``headwise.models``, or one of transformers of a known family.
@@ -64,7 +66,12 @@ def head_weights(model: nn.Module, *, validate: bool = True) -> HeadWeights:
     layers = [reading.weights for reading in readings]
     final = _final_norm(places, readings[-1])
     if validate:
-        layers = validated(model, found, family, readings, final)
+        try:
+            layers = validated(model, found, family, readings, final)
+        except ModelError:
+            for name, parameter in model.named_parameters():  # or a NaN elsewhere is the reason
+                check_finite(name, parameter.detach())
+            raise
     embedding, unembedding, notes = _tables(model, places)
     for name, table in (("the embedding", embedding), ("the unembedding", unembedding)):
         check_finite(name, table)

@@ -14,13 +14,15 @@ from torch import Tensor
 from headwise.circuits.behaviour import BEHAVIOURS, HeadLabels
 from headwise.circuits.layer_weights import LayerWeights
 from headwise.circuits.measures import ov_form, qk_form
-from headwise.results.circuit_definitions import BEHAVIOUR_PREFIX, CIRCUITS
+from headwise.circuits.text_reader import TextCircuits
+from headwise.results.circuit_definitions import BEHAVIOUR_PREFIX, CIRCUITS, TEXT_PREFIX
 from headwise.results.schema import COORDINATES, SCHEMA_VERSION
 from headwise.results.validate import about, check
 
 __all__ = ["joined", "labelled"]
 
 _PER_LAYER = ("qk_form", "ov_form")
+_CHANCE = ("induction", "duplicate_token")
 _INDICES = ("rank", "pair", "offset", "earlier_head")
 
 
@@ -29,6 +31,7 @@ def labelled(
     numbers: Sequence[Mapping[str, Tensor]],
     tables: Mapping[str, Tensor],
     labels: HeadLabels | None,
+    on_text: TextCircuits | None,
     distances: Sequence[int],
     facts: Mapping[str, Any],
 ) -> xr.Dataset:
@@ -38,7 +41,9 @@ def labelled(
     arrays = _stacked(numbers, sizes)
     arrays |= {name: table.cpu().numpy() for name, table in tables.items()}
     if labels is not None:
-        arrays |= _behaviours(layers, labels, sizes["head"])
+        arrays |= _behaviours(layers, labels, sizes["head"], BEHAVIOUR_PREFIX, "behaviours")
+    if on_text is not None:
+        arrays |= _on_text(layers, on_text, sizes)
     dataset = xr.Dataset(
         {name: _variable(name, arrays[name]) for name in CIRCUITS if name in arrays},
         coords={
@@ -132,7 +137,7 @@ def _stacked(
 
 
 def _behaviours(
-    layers: Sequence[LayerWeights], labels: HeadLabels, heads: int
+    layers: Sequence[LayerWeights], labels: HeadLabels, heads: int, prefix: str, names_as: str
 ) -> dict[str, np.ndarray]:
     """Scores by name, and the names of the behaviours that each head shows."""
     shape = (len(layers), heads)
@@ -141,17 +146,37 @@ def _behaviours(
     of = {layer.module: layer for layer in labels.layers}
     for i, layer in enumerate(layers):
         found = {} if layer.module not in of else dict(of[layer.module].scores)
-        for name, score in found.items():
-            key = BEHAVIOUR_PREFIX + name
+        for name in (each for each in BEHAVIOURS if each in found):
+            key = prefix + name
             if key not in CIRCUITS:
                 continue
-            values = score.cpu().numpy()
+            values = found[name].cpu().numpy()
             scores.setdefault(key, np.full(shape, np.nan))[i, : len(values)] = values
             threshold = BEHAVIOURS[name].threshold
             for head in np.flatnonzero(values > threshold) if threshold is not None else ():
                 shown = [*filter(None, str(names[i, head]).split(", ")), name.replace("_", " ")]
                 names[i, head] = ", ".join(shown)
-    return {**scores, "behaviours": names}
+    return {**scores, names_as: names}
+
+
+def _on_text(
+    layers: Sequence[LayerWeights], on_text: TextCircuits, sizes: Mapping[str, int]
+) -> dict[str, np.ndarray]:
+    """Behaviours on a text, those of chance and the rows behind them, and shares of pairs."""
+    heads, names_as = sizes["head"], f"{TEXT_PREFIX}behaviours"
+    arrays = _behaviours(layers, on_text.labels, heads, TEXT_PREFIX, names_as)
+    of = {layer.module: layer for layer in on_text.labels.layers}
+    for name in _CHANCE:
+        if TEXT_PREFIX + name not in arrays:
+            continue
+        chosen = [of.get(layer.module) for layer in layers]
+        for end, values in (
+            ("uniform", [None if one is None else one.uniform.get(name) for one in chosen]),
+            ("rows", [None if one is None else one.rows.get(name) for one in chosen]),
+        ):
+            arrays[f"{TEXT_PREFIX}{name}_{end}"] = np.array(values, float)
+    shares = [on_text.shares_of(layer) for layer in layers]
+    return arrays | _stacked(shares, sizes)
 
 
 def _variable(name: str, values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, dict[str, str]]:

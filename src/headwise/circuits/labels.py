@@ -10,7 +10,7 @@ No matrix is kept: a score is a diagonal of A, one dot product per row (``offset
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ from headwise.observation.scan import Scan
 from headwise.results.records import LayerRecord, ScanRecord
 from headwise.results.thresholds import LOCAL_FROM, LOCAL_TOKENS
 
-__all__ = ["repeated_labels", "text_labels"]
+__all__ = ["Score", "repeated_labels", "text_labels"]
 
 _SEEDS: Final = (0, 1, 2, 3)
 
@@ -86,12 +86,14 @@ def repeated_labels(
     )
 
 
-def text_labels(scan: Scan | ScanRecord) -> HeadLabels:
+def text_labels(
+    scan: Scan | ScanRecord, found: Mapping[str, Mapping[str, Score]] | None = None
+) -> HeadLabels:
     """The scores that a scan of a text holds: previous token, sink, local, distance.
 
-    Local needs a text of 128 tokens or more: in shorter ones everything is near. The copies of a
-    token in a text are where the text has them, so induction and duplicate tokens are scored on
-    repeated tokens only.
+    Local needs a text of 128 tokens or more: in shorter ones everything is near. Induction and
+    duplicate tokens need the tokens themselves: ``found`` has what a ``TextReader`` scored during
+    the scan, by module.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaModel
@@ -112,7 +114,7 @@ def text_labels(scan: Scan | ScanRecord) -> HeadLabels:
     return HeadLabels(
         data="text",
         layers=tuple(
-            _of_layer(layer, {}, longest.get(layer.key_stream, 0))
+            _of_layer(layer, (found or {}).get(layer.module, {}), longest.get(layer.key_stream, 0))
             for layer in record.layers
             if layer.role != "cross"
         ),
@@ -129,8 +131,10 @@ class _Diagonals:
 
 
 @dataclass(frozen=True, eq=False)
-class _Score:
-    per_seed: Tensor  # (seed, head)
+class Score:
+    """A mean over rows, that of a head that attends to all it may see alike, and the rows."""
+
+    per_seed: Tensor  # (seed, head); a text is one
     uniform: float
     rows: int
 
@@ -157,7 +161,7 @@ class _Sums:
 
     def __init__(self, given: Repeated) -> None:
         self.given = given
-        self.of: dict[str, dict[str, _Score]] = {}
+        self.of: dict[str, dict[str, Score]] = {}
 
     def absorb(self, module: str, call: Call, piece: Piece, found: Statistics) -> None:
         """Take in one piece: whole sequences, all of one length."""
@@ -181,7 +185,7 @@ def _scored(
     alike: dict[int, Tensor],
     at: Tensor,
     given: Repeated,
-) -> _Score:
+) -> Score:
     """The mean over the rows that have such a key; ``at`` is the row's place in the repetition."""
     length = given.period * given.copies
     rows = torch.zeros_like(at, dtype=torch.bool)
@@ -193,7 +197,7 @@ def _scored(
         total += torch.where(inside, masses[offset], 0.0)
         uniform += torch.where(inside, alike[offset], 0.0)
         rows |= inside
-    return _Score(
+    return Score(
         per_seed=total[..., rows].mean(-1).cpu(),
         uniform=float(uniform[..., rows].mean()),
         rows=int(rows.sum()) * total.shape[0],
@@ -208,19 +212,19 @@ def _alike(
         call, q=torch.zeros_like(call.q[:, :1]), k=call.k[:, :1], softcap=None, sinks=None,
         bias=None,
     )  # fmt: skip
-    seen = found.visible.to(found.log_sum_exp).log()[:, None]
+    seen = found.visible[:, :1].to(found.log_sum_exp).log()
     masses = offset_mass(flat, piece, replace(found, log_sum_exp=seen), offsets)
     return dict(zip(offsets, masses, strict=True))
 
 
-def _joined(a: _Score, b: _Score) -> _Score:
+def _joined(a: Score, b: Score) -> Score:
     """Sequences of two pieces: all have the same number of rows."""
     seeds = torch.cat((a.per_seed, b.per_seed))
     share = a.per_seed.shape[0] / seeds.shape[0]
-    return _Score(seeds, a.uniform * share + b.uniform * (1 - share), a.rows + b.rows)
+    return Score(seeds, a.uniform * share + b.uniform * (1 - share), a.rows + b.rows)
 
 
-def _of_layer(layer: LayerRecord, found: dict[str, _Score], length: int) -> LayerScores:
+def _of_layer(layer: LayerRecord, found: Mapping[str, Score], length: int) -> LayerScores:
     """Diagonals, and what the layer's own record says."""
     scores: dict[str, Tensor] = {name: each.per_seed.mean(0) for name, each in found.items()}
     rows = {name: each.rows for name, each in found.items()}

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headwise.circuits.factored import Factored
+from headwise.circuits.latent import LatentUse
 from headwise.circuits.norms import HeadNorm, NormFold
 from headwise.positions import Layout
 
@@ -47,8 +48,11 @@ class LayerWeights:
         fixed: whether logits are scale · (a fixed bilinear form of the normed stream, biases and
             rotation apart); ``why_not`` says what stands in the way and what is still exact.
             Logits are those before softcap, learned biases by distance, and mask.
-        output_norm: what attention writes passes a norm, so W_OV is exact up to a positive number
-            of each token.
+        output_norm: the norm that what attention writes passes before it is added, so W_OV is exact
+            up to a positive number of each token, which all heads of the layer share.
+        latent: narrow vectors that queries, keys and values come out of; the weights are then
+            products, of the entries that do not turn, and reach ``d_model`` up to a positive number
+            of each token (``why_not``). It reads what ``norm`` gives, folded or not.
         write_scale: factor with which the block adds what attention writes (Granite).
     """
 
@@ -70,7 +74,8 @@ class LayerWeights:
     query_norm: HeadNorm | None = None
     key_norm: HeadNorm | None = None
     clip: float | None = None
-    output_norm: bool = False
+    output_norm: NormFold | None = None
+    latent: LatentUse | None = None
     write_scale: float = 1.0
     fixed: bool = True
     why_not: str = ""
@@ -93,7 +98,7 @@ class LayerWeights:
 
     def shared(self, x: Tensor) -> Tensor:
         """Something of each key-value head, for the query heads that read it: ``head …``."""
-        return x.repeat_interleave(self.heads // x.shape[0], 0)
+        return x if len(x) == self.heads else x.repeat_interleave(self.heads // len(x), 0)
 
     def qk(self, folded: bool = False) -> Factored:
         """W_Q W_Kᵀ of every head, ``head d_model d_model``, without scale and rotation.
@@ -105,15 +110,19 @@ class LayerWeights:
         return Factored(_wide(own.query), _wide(self.shared(own.key)).mT)
 
     def ov(self, folded: bool = False) -> Factored:
-        """W_V W_O of every head, ``head d_model d_model``."""
+        """W_V W_O of every head, ``head d_model d_model``.
+
+        Folded, the gain (and centring) of the norm of what is written is in it too.
+        """
         own = self.folded() if folded else self
         return Factored(_wide(self.shared(own.value)), _wide(own.output))
 
     def folded(self) -> LayerWeights:
         """The same heads, with the linear part of every norm in their weights and biases.
 
-        ``norm`` and ``source_norm`` of the result only centre and divide. Weights in half precision
-        become float32.
+        ``norm`` and ``source_norm`` of the result only centre and divide; ``output_norm`` divides,
+        by the size that was before its gain, and adds its bias. Weights in half precision become
+        float32.
         """
         changed: dict[str, Any] = {}
         for name in _WEIGHTS:
@@ -131,6 +140,11 @@ class LayerWeights:
                 bias = None if bias is None else head_norm.fold(bias)
                 changed[f"{name}_norm"] = head_norm.plain()
             changed |= {name: weight, f"{name}_bias": bias}
+        if self.output_norm is not None:
+            for name in ("output", "output_bias"):
+                x = changed[name]
+                changed[name] = None if x is None else self.output_norm.fold_output(x)
+            changed["output_norm"] = self.output_norm.written()
         changed["norm"] = None if self.norm is None else self.norm.plain()
         changed["source_norm"] = None if self.source_norm is None else self.source_norm.plain()
         return replace(self, **changed)

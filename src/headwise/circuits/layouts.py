@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from headwise.circuits.latent import Turned
 from headwise.positions import Layout
 
 __all__ = ["FAMILIES", "OWN", "REASONS", "HeadLayout"]
@@ -29,6 +30,7 @@ class HeadLayout:
     (q | k | v of head 0, then of head 1, …). ``first`` is the norm before the first block where
     ``norm`` is in the previous one. ``d_head``, ``scale`` and ``turns`` are attributes of the
     attention module; ``turns`` is true (or not None) in layers whose queries and keys turn.
+    ``latent`` says that the names of projections are those of ``circuits.latent``.
     """
 
     query: str = "{attention}.q_proj"
@@ -49,6 +51,7 @@ class HeadLayout:
     key_norm: str = "{attention}.k_norm"
     rotary: Layout | None = None
     turns: str | None = None
+    latent: Turned | None = None  # multi-head latent attention, and the order of what turns
     final: tuple[str, ...] = ("{stack}.norm",)
     only: tuple[tuple[str, object], ...] = ()  # settings of the configuration that this holds for
 
@@ -80,6 +83,8 @@ _CLIP: Final = HeadLayout(
     output="{attention}.out_proj", scale="scale", norm="{block}.layer_norm1", kind="layer",
     final=(),
 )  # fmt: skip
+_LATENT: Final = replace(_LLAMA, latent="kept", rotary=Layout.INTERLEAVED)
+_SORTED: Final = replace(_LLAMA, latent="sorted")
 _COHERE: Final = HeadLayout(kind="layer", rotary=Layout.INTERLEAVED)
 
 FAMILIES: Final[dict[str, HeadLayout]] = {
@@ -120,6 +125,9 @@ FAMILIES: Final[dict[str, HeadLayout]] = {
     "gemma3_text": _SANDWICH,
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, turns="sliding_window"),
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": replace(_SORTED, only=(("rope_interleave", True),)),
+    "deepseek_v32": _SORTED,
     "bert": _BERT,
     "roberta": _BERT,
     "electra": _BERT,
@@ -173,14 +181,7 @@ OWN: Final[dict[str, HeadLayout]] = {
     ),
 }
 
-_LATENT: Final = (
-    "keys and values come out of a norm of a narrow latent vector (multi-head latent attention),"
-    " so W_QK and W_OV of the stream are no fixed products"
-)
 # Families that have no weights of heads in this sense, and why.
 REASONS: Final[dict[str, str]] = {
-    "deepseek_v2": _LATENT,
-    "deepseek_v3": _LATENT,
-    "deepseek_v32": _LATENT,
     "qwen3_next": "what its heads give is gated by the token, so W_OV is no fixed product",
 }

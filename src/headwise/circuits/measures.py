@@ -1,9 +1,12 @@
 """Every number of the circuits of a model, layer by layer, by the names of the schema.
 
 A number that does not exist is left out, and NaN in the data set: sizes of W_QK where queries or
-keys pass a norm of their own (only ratios are fixed then), scores of a square matrix in
+keys pass a norm of their own (only ratios are fixed then; ``logit_bound`` says how large a logit
+becomes), that bound where they do not, scores of a square matrix in
 cross-attention (it reads two streams), copying where no linear map leads from the stream to the
-logits or what attention writes is normed.
+logits. Where what attention writes passes a norm, W_OV folded has its gain and lacks its division,
+by a positive number of each token that the heads of a layer share: sizes then compare heads of one
+layer, and everything else is as it is without the division.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from headwise.circuits.composition import MEMORY, composition, extra_bytes
 from headwise.circuits.difference import LayerChange
 from headwise.circuits.factored import DOUBT, Factored, effective_rank, stable_rank
 from headwise.circuits.layer_weights import HeadWeights, LayerWeights
+from headwise.circuits.logit_bound import logit_bound
 from headwise.circuits.rotary import at_offset, band_shares, constant_part, incomplete, spectra
 from headwise.circuits.scores import kernel, sign_score, sign_spread, vocabulary_map
 
@@ -34,9 +38,14 @@ __all__ = [
 Numbers = dict[str, Tensor]
 
 _SIZES: Final = ("singular_values", "norm", "spectral_norm")
-_LEAST_TILE: Final = 8
 _OUTPUT_NORM: Final = (
-    "what attention writes passes a norm: W_OV is exact up to a positive number of each token"
+    "what attention writes passes a norm: W_OV is exact up to a positive number of each token, the"
+    " same for all heads of a layer, so sizes compare heads of one layer only"
+)
+_LATENT: Final = (
+    "values come out of the norm of a narrow latent vector: W_OV is exact up to a positive number"
+    " of each token that is read, the same for all heads of a layer, so sizes compare heads of one"
+    " layer only"
 )
 
 
@@ -47,7 +56,8 @@ def qk_form(layer: LayerWeights) -> str:
 
 def ov_form(layer: LayerWeights) -> str:
     """Why W_OV holds up to a factor only; empty where it is exact."""
-    return _OUTPUT_NORM if layer.output_norm else ""
+    reasons = ((layer.output_norm, _OUTPUT_NORM), (layer.latent, _LATENT))
+    return "; ".join(words for part, words in reasons if part is not None)
 
 
 @torch.no_grad()
@@ -66,8 +76,14 @@ def layer_numbers(
             for name, value in found.items():
                 if not (normed and name in _SIZES):
                     numbers[f"qk_{name}{end}"] = value
+            if folded:
+                values = found["singular_values"]
+                numbers["qk_relative_singular_values_folded"] = values / values[..., :1]
         for name, value in _spectrum(layer.ov(folded), layer).items():
             numbers[f"ov_{name}{end}"] = value
+    bound = logit_bound(layer)
+    if bound is not None:
+        numbers["qk_logit_bound"] = bound
     if layer.role != "cross":
         numbers |= _signs(layer, through, spreads)
     return numbers
@@ -107,8 +123,9 @@ def rotary_numbers(layer: LayerWeights, context: int | None, distances: Sequence
 
 
 def _normed(layer: LayerWeights) -> bool:
-    """Whether queries or keys pass a norm of their own."""
-    return layer.query_norm is not None or layer.key_norm is not None
+    """Whether queries or keys pass a norm of their own, or come out of that of a latent vector."""
+    own = layer.query_norm is not None or layer.key_norm is not None
+    return own or layer.latent is not None
 
 
 def _spectrum(product: Factored, layer: LayerWeights) -> Numbers:
@@ -139,7 +156,7 @@ def _signs(
         spreads["qk", d, r] = sign_spread(d, r)
     numbers["qk_sign_z"] = sign / spreads["qk", d, r]
     ov = layer.ov(folded=True)
-    if through is not None and not layer.output_norm and through.shape == ov.shape[-2:]:
+    if through is not None and through.shape == ov.shape[-2:]:
         numbers["copying"] = copying = sign_score(ov, through)
         if ("ov", d, ov.rank) not in spreads:
             spreads["ov", d, ov.rank] = sign_spread(d, ov.rank, through)
@@ -166,8 +183,7 @@ def copying_map(weights: HeadWeights) -> Tensor | None:
 def compositions(layers: Sequence[LayerWeights], heads: int) -> Mapping[str, Tensor]:
     """Q-, K- and V-composition of all pairs, ``layer head earlier_layer earlier_head`` float32.
 
-    ``heads`` is the most heads of a layer. Layers of one stack are paired; what passes a norm on
-    its way to the stream is no writer.
+    ``heads`` is the most heads of a layer. Layers of one stack are paired.
     """
     shape = (len(layers), heads, len(layers), heads)
     tables = {
@@ -182,7 +198,7 @@ def compositions(layers: Sequence[LayerWeights], heads: int) -> Mapping[str, Ten
         writers = [layers[i].ov(folded=True) for i in chosen]
         keys = [layers[i].qk(folded=True) for i in chosen]
         for letter, readers in (("q", keys), ("k", [f.T for f in keys]), ("v", writers)):
-            room = max(MEMORY, extra_bytes(writers, readers, _LEAST_TILE))
+            room = max(MEMORY, extra_bytes(writers, readers))
             found = composition(writers, readers, memory=room)
             _place(tables[f"composition_{letter}"], found.value, chosen, layers)
             _place(tables[f"composition_{letter}_z"], found.z, chosen, layers)
@@ -196,8 +212,6 @@ def _place(
     counts = [layers[i].heads for i in chosen]
     parts = [rows.split(counts, 1) for rows in pairs.float().cpu().split(counts, 0)]
     for a, writer in enumerate(chosen):
-        if layers[writer].output_norm:
-            continue
         for b, reader in enumerate(chosen):
             part = parts[a][b]
             table[reader, : counts[b], writer, : counts[a]] = part.mT

@@ -4,7 +4,8 @@
     LayerNorm   norm(x) = (x C / σ) diag(γ) + β        C = I − 11ᵀ/d, σ = √(mean (x C)² + ε)
 
 The division is by a positive number of each token, so norm(x) W reads the stream through C diag(γ)
-W, which does not depend on the token (Elhage et al. 2021, "Handling Layer Normalization").
+W, which does not depend on the token (Elhage et al. 2021, "Handling Layer Normalization"). Likewise
+norm(z W), a norm of what is written, writes z (W C diag(γ)) divided by that number, plus β.
 """
 
 from __future__ import annotations
@@ -55,17 +56,38 @@ class NormFold:
         moved = (self.bias.to(weight.dtype)[:, None] * weight).sum(-2)
         return moved if bias is None else moved + bias
 
+    def fold_output(self, weight: Tensor) -> Tensor:
+        """W C diag(γ), for W ``… width d_model``: what is written, only not divided.
+
+        Example:
+            >>> import torch
+            >>> norm = NormFold("layer", torch.tensor([2.0, 1.0]), None, eps=0.0)
+            >>> norm.fold_output(torch.tensor([[1.0, 3.0]])).tolist()
+            [[-2.0, 1.0]]
+        """
+        centred = weight - weight.mean(-1, keepdim=True) if self.kind == "layer" else weight
+        return centred if self.gain is None else centred * self.gain.to(weight.dtype)
+
+    def divisor(self, x: Tensor) -> Tensor:
+        """ρ or σ of each token, ``… 1``."""
+        return _divisor(_centred(x, self.kind, (-1,)), self.eps, (-1,))
+
     def size(self, x: Tensor) -> Tensor:
         """What rounding is relative to: the largest entry of |x| γ / σ of each token, and |β|."""
-        spread = x - x.mean(-1, keepdim=True) if self.kind == "layer" else x
         large = x.abs() if self.gain is None else x.abs() * self.gain.abs().to(x.dtype)
-        divisor = (spread.square().mean(-1, keepdim=True) + self.eps).sqrt()
-        bound = 2 * large.amax(-1, keepdim=True) / divisor
+        bound = 2 * large.amax(-1, keepdim=True) / self.divisor(x)
         return bound if self.bias is None else bound + self.bias.abs().to(x.dtype)
 
     def plain(self) -> NormFold:
         """What is left once gain and bias are folded: the centring, if any, and the division."""
         return replace(self, gain=None, bias=None)
+
+    def written(self) -> NormFold:
+        """What is left of a norm of what is written once gain and centring are folded.
+
+        The division (by the size before the gain), and the bias, which comes after it.
+        """
+        return replace(self, kind="rms", gain=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +120,18 @@ class HeadNorm:
         return weight * (gain[:, None] if weight.dim() == 3 else gain)
 
     def plain(self) -> HeadNorm:
-        """What is left once the gain is folded."""
-        return replace(self, gain=None)
+        """What is left once gain and centring are folded: the division, and the bias."""
+        return replace(self, kind="rms", gain=None)
 
 
 def _standard(x: Tensor, kind: Kind, eps: float, axes: tuple[int, ...]) -> Tensor:
-    centred = x - x.mean(axes, keepdim=True) if kind == "layer" else x
-    return centred / (centred.square().mean(axes, keepdim=True) + eps).sqrt()
+    centred = _centred(x, kind, axes)
+    return centred / _divisor(centred, eps, axes)
+
+
+def _centred(x: Tensor, kind: Kind, axes: tuple[int, ...]) -> Tensor:
+    return x - x.mean(axes, keepdim=True) if kind == "layer" else x
+
+
+def _divisor(centred: Tensor, eps: float, axes: tuple[int, ...]) -> Tensor:
+    return (centred.square().mean(axes, keepdim=True) + eps).sqrt()

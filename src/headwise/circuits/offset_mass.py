@@ -20,7 +20,7 @@ from headwise.observation.biases import tiles
 from headwise.observation.call import Call
 from headwise.observation.pieces import Piece
 
-__all__ = ["offset_mass"]
+__all__ = ["bias_at", "capped", "offset_mass", "seen_at"]
 
 _ROWS: Final = 64  # of a bias that is a function, evaluated a block of rows at a time
 
@@ -59,40 +59,50 @@ def offset_mass(call: Call, piece: Piece, found: Statistics, offsets: Sequence[i
         key = at + offset
         there = (key >= 0) & (key < k.shape[2])
         key = key.clamp(0, k.shape[2] - 1)
-        logit = (q * k.index_select(2, key)).sum(-1) * call.scale
-        if call.softcap is not None:
-            logit = call.softcap * torch.tanh(logit / call.softcap)
-        bias = _bias(call, piece, rows, key)
-        logit = logit if bias is None else logit + bias.to(logit)
+        logit = capped((q * k.index_select(2, key)).sum(-1) * call.scale, call)
+        one, batch = key[:, None], range(piece.batch[1] - piece.batch[0])
+        if call.bias is not None:
+            bias = torch.stack([bias_at(call, piece, b, rows, one)[..., 0] for b in batch])
+            logit = logit + bias.to(logit)
         mass = torch.exp(logit - found.log_sum_exp.to(logit))
-        seen = _visible(call, piece, at, key)
+        seen = torch.stack([seen_at(call, piece, b, at, one)[:, 0] for b in batch])
         mass = torch.where(seen[:, None], mass, 0.0)
         out.append(mass.masked_fill(~there, math.nan))
     return torch.stack(out)
 
 
-def _visible(call: Call, piece: Piece, query: Tensor, key: Tensor) -> Tensor:
-    """``batch row``: whether each row may see its key."""
-    mask = call.part_mask(piece)
-    batch = piece.batch[1] - piece.batch[0]
-    seen = [mask.visible(b, query[:, None], key[:, None])[:, 0] for b in range(batch)]
-    return torch.stack([each.expand(query.numel()) for each in seen]).to(query.device)
+def capped(logit: Tensor, call: Call) -> Tensor:
+    """The scaled logits after the softcap, where the call has one."""
+    return logit if call.softcap is None else call.softcap * torch.tanh(logit / call.softcap)
 
 
-def _bias(call: Call, piece: Piece, rows: Tensor, key: Tensor) -> Tensor | None:
-    """``batch head row``: what is added to the logit of each row and its key."""
-    bias = call.part_bias(piece)
-    if bias is None:
-        return None
-    batch, heads = piece.batch[1] - piece.batch[0], call.q.shape[1]
-    function = tiles(bias, 0, (batch, heads, piece.queries, piece.length))
-    picked = torch.empty(batch, heads, rows.numel(), dtype=torch.float32, device=rows.device)
+def seen_at(call: Call, piece: Piece, b: int, at: Tensor, key: Tensor) -> Tensor:
+    """``row kept``: whether each row of sequence b may see its keys.
+
+    Args:
+        at: where the rows stand among the keys, ``row``.
+        key: ``row kept``.
+    """
+    seen = call.part_mask(piece).visible(b, at[:, None], key)
+    return seen.expand(key.shape).to(key.device)
+
+
+def bias_at(call: Call, piece: Piece, b: int, rows: Tensor, key: Tensor) -> Tensor:
+    """``head row kept``: what is added to the logits of the rows of sequence b and their keys.
+
+    Args:
+        call: one with a bias.
+        rows: ``row``, counted within the piece.
+        key: ``row kept``.
+    """
+    bias, heads = call.part_bias(piece), call.q.shape[1]
+    assert bias is not None
+    function = tiles(bias, 0, (piece.batch[1] - piece.batch[0], heads, piece.queries, piece.length))
+    picked = []
     for start in range(0, rows.numel(), _ROWS):
         some, keys = rows[start : start + _ROWS], key[start : start + _ROWS]
         first, last = int(keys.min()), int(keys.max())
-        for b in range(batch):
-            block = function(b, slice(0, heads), some, range(first, last + 1))
-            block = block.expand(heads, some.numel(), last - first + 1)
-            column = (keys - first)[None, :, None].expand(heads, -1, 1)
-            picked[b, :, start : start + _ROWS] = block.gather(2, column)[..., 0]
-    return picked
+        block = function(b, slice(0, heads), some, range(first, last + 1))
+        block = block.expand(heads, some.numel(), last - first + 1)
+        picked.append(block.gather(2, (keys - first).expand(heads, -1, -1)))
+    return torch.cat(picked, 1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.masks import Everything
+from headwise.circuits.latent import not_fixed, read_latent
 from headwise.circuits.layer_weights import LayerWeights, RotaryUse
 from headwise.circuits.layouts import FAMILIES, OWN, REASONS, HeadLayout
 from headwise.circuits.matrices import bias, check_finite, matrix
@@ -77,6 +78,8 @@ def layout_of(places: Places, site: AttentionModule) -> HeadLayout:
 
 def read_layer(places: Places, site: AttentionModule, layout: HeadLayout) -> Reading:
     """The weights of one attention module, by heads; NaN and infinities are refused."""
+    if layout.latent is not None:
+        return _read_latent(places, site, layout)
     module = places.modules[site.path]
     paths = places.paths(layout, site)
     output = _matrix(places, layout.output, site)
@@ -109,10 +112,39 @@ def read_layer(places: Places, site: AttentionModule, layout: HeadLayout) -> Rea
         query_norm=norms[0],
         key_norm=norms[1],
         clip=clip,
-        output_norm=bool(paths.output_norm),
+        output_norm=norm_at(places, paths.output_norm, layout),
         write_scale=float(getattr(block, _RESIDUAL, 1.0)),
         fixed=clip is None and norms == [None, None],
         why_not=_why_not(norms, clip),
+    )
+    _check_finite(out)
+    return Reading(out, site, paths)
+
+
+def _read_latent(places: Places, site: AttentionModule, layout: HeadLayout) -> Reading:
+    module: Any = places.modules[site.path]
+    paths = places.paths(layout, site)
+    output = _matrix(places, layout.output, site)
+    rotary = _rotary(places, site, layout)
+    assert rotary is not None
+    assert layout.latent is not None
+    (query, key, value), use = read_latent(module, site.path, rotary, layout.latent)
+    norm = norm_at(places, paths.norm, layout)
+    out = LayerWeights(
+        module=site.path,
+        role=_self_role(module),
+        number=site.number,
+        query=query,
+        key=key,
+        value=value,
+        output=output.view(-1, value.shape[2], output.shape[1]),
+        scale=_attribute(module, layout.scale, site),
+        output_bias=bias(places.at(paths.output)),
+        norm=norm,
+        source_norm=norm,
+        latent=use,
+        fixed=False,
+        why_not=not_fixed(use, query.shape[2]),
     )
     _check_finite(out)
     return Reading(out, site, paths)

@@ -22,7 +22,7 @@ Su et al. 2021 (arXiv:2104.09864), section 3.2; bands: Barbero et al. 2024 (arXi
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -35,12 +35,15 @@ __all__ = [
     "ConstantPart",
     "Turns",
     "at_offset",
+    "band_products",
     "band_shares",
     "band_shares_of_data",
     "constant_part",
     "incomplete",
     "spectra",
 ]
+
+_ROWS: Final = 256  # positions whose entries are held at once in float64
 
 
 class Turns(Protocol):
@@ -137,12 +140,40 @@ def band_shares_of_data(
     position`` False for padding. Causal: only keys at or before the query. Rows ``head band`` sum
     to 1. O(positions) memory: a mean over pairs is a sum over queries of a running sum of keys.
     """
-    long_q, long_k = (_band_norms(_in_pairs(x, rotary).square(), rotary) for x in (q, k))
     if keep is not None:
-        long_q, long_k = (x * keep[:, None, :, None] for x in (long_q, long_k))
-    long_k = long_k.repeat_interleave(_group(long_q.shape[1], long_k.shape[1]), 1)
-    seen = long_k.cumsum(-2) if causal else long_k.sum(-2, keepdim=True)
-    return _share((long_q * seen).sum((0, 2)), rotary)
+        q, k = (x * keep[:, None, :, None] for x in (q, k))
+    at = torch.arange(q.shape[2], device=q.device) if causal else None
+    return _share(band_products(q, k, rotary, at), rotary)
+
+
+@torch.no_grad()
+def band_products(q: Tensor, k: Tensor, rotary: Turns, at: Tensor | None = None) -> Tensor:
+    """Sum of |q^(m)| |k^(m)| over pairs of a query and a key, ``head band``; factors are not added.
+
+    Sums of several texts add up. Shapes: q ``batch head row d_head``, k ``batch kv_head key
+    d_head``, ``at`` ``row``: the last key that each query is paired with (None: all keys).
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> turns = SimpleNamespace(
+        ...     inv_freq=torch.tensor([1.0]), width=2, layout=Layout.HALF, factor=1.0
+        ... )
+        >>> x = torch.tensor([[[[3.0, 4.0], [6.0, 8.0]]]])  # lengths 5 and 10
+        >>> band_products(x, x, turns, torch.tensor([0, 1])).tolist()  # 5·5 + 10·(5 + 10)
+        [[175.0, 0.0]]
+    """
+    some = (_band_norms(_in_pairs(x, rotary).square(), rotary) for x in k.split(_ROWS, 2))
+    keys = torch.cat(list(some), 2)
+    keys = keys.sum(2, keepdim=True) if at is None else keys.cumsum_(2)
+    group = _group(q.shape[1], k.shape[1])
+    total = torch.zeros(q.shape[1], keys.shape[-1], dtype=torch.float64, device=q.device)
+    for start in range(0, q.shape[2], _ROWS):
+        rows = slice(start, start + _ROWS)
+        queries = _band_norms(_in_pairs(q[:, :, rows], rotary).square(), rotary)
+        seen = keys if at is None else keys[:, :, at[rows]]
+        pairs = queries.unflatten(1, (-1, group)) * seen[:, :, None]
+        total += pairs.sum((0, 3)).flatten(0, 1)
+    return total
 
 
 def incomplete(rotary: Turns, length: int) -> Tensor:

@@ -42,7 +42,14 @@ from headwise.observation.loading import wrap_model
 from headwise.observation.loss import mean_loss
 from headwise.observation.text import Text, tokenize
 
-__all__ = ["LossByRank", "loss_by_rank", "truncated"]
+__all__ = [
+    "LossByRank",
+    "check_circuits",
+    "check_rank",
+    "cut_to",
+    "loss_by_rank",
+    "truncated",
+]
 
 _CIRCUITS: Final = ("qk", "ov")
 _OV: Final[tuple[Circuit, ...]] = ("ov",)
@@ -84,9 +91,9 @@ def truncated(
         >>> torch.equal(weight, before)
         True
     """
-    cuts = find_cuts(model, _checked(circuits), None if heads is None else list(heads), folded)
-    _check_rank(rank, cuts)
-    with _cut(cuts, rank):
+    chosen = None if heads is None else list(heads)
+    cuts = find_cuts(model, check_circuits(circuits), chosen, folded)
+    with cut_to(rank, cuts):
         yield
 
 
@@ -157,23 +164,24 @@ def loss_by_rank(
     """
     loaded = model if isinstance(model, LoadedModel) else wrap_model(model)
     chosen = None if heads is None else list(heads)
-    cuts = find_cuts(loaded.model, _checked(circuits), chosen, folded)
+    cuts = find_cuts(loaded.model, check_circuits(circuits), chosen, folded)
     if not ranks:
         raise OptionError("no rank is named", allowed="one or more")
     for rank in ranks:
-        _check_rank(rank, cuts)
+        check_rank(rank, _width(cuts))
     documents = tokenize(loaded, text, tokens=tokens, window=window)
     whole = mean_loss(loaded, documents)
     losses = []
     for rank in ranks:
-        with _cut(cuts, rank):
+        with cut_to(rank, cuts):
             losses.append(mean_loss(loaded, documents))
     return LossByRank(tuple(ranks), tuple(losses), whole)
 
 
 @contextmanager
-def _cut(cuts: Sequence[Cut], rank: int) -> Iterator[None]:
+def cut_to(rank: int, cuts: Sequence[Cut]) -> Iterator[None]:
     """Every cut made; what each has changed is put back in the opposite order."""
+    check_rank(rank, _width(cuts))
     done: list[Cut] = []
     try:
         with torch.no_grad():
@@ -187,14 +195,19 @@ def _cut(cuts: Sequence[Cut], rank: int) -> Iterator[None]:
                 cut.undo()
 
 
-def _checked(circuits: Collection[Circuit]) -> tuple[Circuit, ...]:
+def check_circuits(circuits: Collection[Circuit]) -> tuple[Circuit, ...]:
+    """The circuits, each once; refused where one of them is none."""
     wrong = [each for each in circuits if each not in _CIRCUITS]
     if wrong or not circuits or isinstance(circuits, str):
         raise OptionError(f"the circuits are {circuits!r}", allowed='a list of "qk" and "ov"')
     return tuple(dict.fromkeys(circuits))
 
 
-def _check_rank(rank: int, cuts: Sequence[Cut]) -> None:
-    most = min(cut.most for cut in cuts)
+def check_rank(rank: int, most: int) -> None:
+    """Refuse a rank that the heads cannot have."""
     if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= most:
         raise OptionError(f"the rank is {rank}", allowed=f"1 to {most}, the width of a head")
+
+
+def _width(cuts: Sequence[Cut]) -> int:
+    return min(cut.most for cut in cuts)

@@ -3,7 +3,8 @@
 A few tokens run through the model. From what each attention module reads, X, its queries, keys and
 values are computed again from the extracted weights (and norms, rotation, clipping, scale), and the
 output from what its heads gave; each must equal what the model computed. So must the norms: the one
-that is folded gives X, and what attention writes passes a norm exactly where the layout says so.
+that is folded gives X, and what attention writes passes a norm exactly where the layout says so,
+which gives what its fold, its division and its bias do.
 
 The bound is that of one rounded matrix product (Higham, Accuracy and Stability of Numerical
 Algorithms, section 3.5): |fl(xW) − xW| <= γ_d |x||W|, with γ_d = d·u, and a few u for the steps
@@ -20,6 +21,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from headwise.circuits.latent import Latent, LatentUse
 from headwise.circuits.layer_weights import LayerWeights, RotaryUse
 from headwise.circuits.norms import HeadNorm, NormFold
 from headwise.circuits.probe import Probe, probe
@@ -77,6 +79,20 @@ class _Check:
 
     def all(self) -> None:
         """Everything, the plainest first."""
+        w = self.weights
+        if w.latent is None:
+            self._projections()
+        else:
+            self._latents(w.latent)
+        self._output()
+        self.norm("norm before attention", w.norm, self.reading.paths.norm, self.captured.stream)
+        if w.role == "cross":
+            at = self.reading.paths.source_norm
+            self.norm("norm of the other sequence", w.source_norm, at, self.captured.source)
+        self._output_norm()
+
+    def _projections(self) -> None:
+        """Queries, keys and values, each of one matrix."""
         w, call = self.weights, self.captured.call
         stream, source = self.captured.stream, self.captured.source
         value, reach_of_value = _product(source, w.value, w.value_bias)
@@ -91,12 +107,30 @@ class _Check:
             single = rotary is not None or norm is not None
             self._same(name, own, got.double() * factor, reach, weight.dtype, single)
         self._sharing(value, reach_of_value)
-        self._output()
-        self.norm("norm before attention", w.norm, self.reading.paths.norm, stream)
-        if w.role == "cross":
-            at = self.reading.paths.source_norm
-            self.norm("norm of the other sequence", w.source_norm, at, source)
-        self._output_norm()
+
+    def _latents(self, use: LatentUse) -> None:
+        """Queries, keys and values out of narrow vectors, the entries that turn apart."""
+        w, call, x = self.weights, self.captured.call, self.captured.stream.double()
+        plain, q = w.query.shape[2], call.q.double() * (call.scale / w.scale)
+        rest = slice(plain, None)
+        if use.query is None:
+            assert use.rotary_query is not None
+            turning = use.rotary_query
+        else:
+            turning = replace(use.query, up=use.query.up[..., rest]).product()
+        shared = use.rotary_key.expand(w.heads, -1, -1)
+        for name, weight, latent, columns, got in (
+            ("V", w.value, use.source, rest, call.v),
+            ("K", w.key, use.source, slice(plain), call.k[..., :plain]),
+            ("Q", w.query, use.query, slice(plain), q[..., :plain]),
+            ("the part of Q that turns", turning, use.query, rest, q[..., rest]),
+            ("the part of K that turns", shared, None, rest, call.k[..., rest]),
+        ):
+            own, reach, rounded = _out_of_latent(x, weight, latent, columns)
+            if "turns" in name:
+                own, reach = _turned(own, reach, use.rotary)
+                rounded = rounded.amax(-1, keepdim=True)
+            self._same(name, own, got, reach, w.output.dtype, single=True, rounded=rounded)
 
     def _sharing(self, value: Tensor, reach: Tensor) -> None:
         """Keys and values repeated for the query heads that read them give the same attention."""
@@ -142,14 +176,20 @@ class _Check:
 
     def _output_norm(self) -> None:
         written, path = self._seen(self.reading.paths.output), self.reading.paths.output_norm
-        if path:
+        norm = self.weights.output_norm
+        if norm is not None:
             if not _equal(self.seen.inputs.get(path), written):
                 raise self._wrong(f"{path} does not norm what attention writes")
+            x = written.double()
+            own = norm.fold_output(x) / norm.divisor(x)
+            own = own if norm.bias is None else own + norm.bias.double()
+            reach, what = own.abs() + norm.size(x), "norm of what attention writes"
+            self._same(what, own, self.seen.outputs[path], reach, written.dtype, single=True)
             return
         block = self.reading.site.path.rpartition(".")[0]
-        for norm in self.seen.norms:
-            if norm.startswith(block) and _equal(self.seen.inputs.get(norm), written):
-                raise self._wrong(f"{norm} norms what attention writes, which is not known")
+        for near in self.seen.norms:
+            if near.startswith(block) and _equal(self.seen.inputs.get(near), written):
+                raise self._wrong(f"{near} norms what attention writes, which is not known")
 
     def _seen(self, path: str) -> Tensor:
         output = self.seen.outputs.get(path)
@@ -165,8 +205,12 @@ class _Check:
         reach: Tensor,
         dtype: torch.dtype,
         single: bool = False,
+        rounded: Tensor | None = None,
     ) -> None:
-        """Equality within the bound of the module's docstring."""
+        """Equality within the bound of the module's docstring.
+
+        ``rounded``: the size that roundings to half precision on the way are relative to.
+        """
         seen = seen.double()
         if own.shape != seen.shape:
             raise self._wrong(f"{what} has shape {tuple(own.shape)}, the model {tuple(seen.shape)}")
@@ -175,7 +219,9 @@ class _Check:
         unit = torch.finfo(dtype).eps / 2
         bound = (width + _STEPS) * min(unit, _SINGLE) * reach
         if unit > _SINGLE:
-            bound = bound + _ROUNDINGS * unit * seen.abs().amax(-1, keepdim=True)
+            largest = seen.abs().amax(-1, keepdim=True)
+            largest = largest if rounded is None else largest + rounded
+            bound = bound + _ROUNDINGS * unit * largest
         if single:
             bound = bound + _STEPS * _SINGLE * reach
         difference = (own - seen).abs()
@@ -220,14 +266,33 @@ def _prepared(
         gain = 1.0 if norm.gain is None else norm.gain.double().abs()[:, None]
         reach = gain * reach.amax(axes, keepdim=True) / size.clamp_min(norm.eps**0.5)
         reach, own = 2 * reach * (1 + grown.abs().amax()), grown
-    if rotary is not None:
-        positions = torch.arange(own.shape[2], device=own.device)
-        turned = rotate(
-            own, positions, rotary.inv_freq.to(own.device), layout=rotary.layout,
-            factor=rotary.factor,
-        )  # fmt: skip
-        own, reach = turned, 2 * max(rotary.factor, 1.0) * reach.amax(-1, keepdim=True)
-    return own, reach
+    return (own, reach) if rotary is None else _turned(own, reach, rotary)
+
+
+def _turned(own: Tensor, reach: Tensor, rotary: RotaryUse) -> tuple[Tensor, Tensor]:
+    """Queries or keys, rotated; an entry has the errors of its pair's two."""
+    positions = torch.arange(own.shape[2], device=own.device)
+    inv_freq = rotary.inv_freq.to(own.device)
+    turned = rotate(own, positions, inv_freq, layout=rotary.layout, factor=rotary.factor)
+    return turned, 2 * max(rotary.factor, 1.0) * reach.amax(-1, keepdim=True)
+
+
+def _out_of_latent(
+    x: Tensor, weight: Tensor, latent: Latent | None, columns: slice
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x W over the divisor of the latent, ``batch head position width``; what bounds its sums, and
+    what roundings of the latent are relative to. ``columns`` are those of W_U. None: x W alone."""
+    if latent is None:
+        own, reach = _product(x, weight, None)
+        return own, reach, torch.zeros_like(own)
+    down, up = latent.down.double(), latent.norm.fold(latent.up.double()[..., columns]).abs()
+    narrow, sums = x @ down, x.abs() @ down.abs()
+    divisor = latent.norm.divisor(narrow)
+    # The divisor is moved by the errors of all entries, by no more than the largest.
+    moved = (sums + narrow.abs() * sums.amax(-1, keepdim=True) / divisor) / divisor
+    rounded = (narrow.abs() / divisor)[:, None] @ up
+    own = x[:, None] @ weight.double() / divisor[:, None]
+    return own, rounded + moved[:, None] @ up, rounded
 
 
 def _sum_of_heads(heads: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,12 +18,14 @@ import typer
 
 from headwise import __version__
 from headwise.cli.circuits import circuits
+from headwise.cli.cost import cost
 from headwise.cli.generate import generate
 from headwise.cli.heap import keep_large_blocks_out_of_the_heap
 from headwise.cli.report import report
 from headwise.cli.scan import scan
 from headwise.cli.show import show
 from headwise.cli.train import train
+from headwise.cli.truncate import truncate
 from headwise.errors import HeadwiseError
 
 __all__ = ["app", "main", "run"]
@@ -66,7 +68,7 @@ def _told(command: Callable[..., int]) -> Callable[..., int]:
     return run_command
 
 
-for _command in (report, scan, show, circuits, train, generate):
+for _command in (report, scan, show, circuits, truncate, cost, train, generate):
     app.command()(_told(_command))
 
 

@@ -14,6 +14,22 @@ __all__ = ["circuits"]
 
 def circuits(
     model: o.Model = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also what heads do on a text: UTF-8; - is standard input. [no text]",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Tokens of the text to read. [the model's context, 2,048 at most]",
+        ),
+    ] = None,
+    window: o.Window = None,
+    allow_long: o.AllowLong = False,
     layers: Annotated[
         str | None, typer.Option(metavar="LIST", help="Layers to read, such as 0,3-5. [all]")
     ] = None,
@@ -46,18 +62,21 @@ def circuits(
     quiet: o.Quiet = False,
 ) -> int:
     """Take the heads of MODEL apart: W_QK and W_OV, what they copy, and which heads compose."""
+    reading = o.reading(text=text, tokens=tokens, window=window)
     numbers = o.numbers("--layers", layers)
-    from headwise.cli.circuit_output import check, finish
+    from headwise.cli.circuit_output import START, check, finish
     from headwise.cli.output import page_name, progress_bar
     from headwise.observation.reading import EMBEDDED
 
-    target = out or page_name(model or EMBEDDED, "headwise-circuits")
-    check(target, json, read=(model, base, adapter))
+    target = out or page_name(model or EMBEDDED, START)
+    check(target, json, read=(model, text, base, adapter))
     from headwise.circuits.dataset import circuits as read
 
     with progress_bar(quiet) as progress:
         found = read(
             model or None,
+            **reading,
+            allow_long=allow_long,
             layers=numbers,
             base=base,
             adapter=adapter,
@@ -66,4 +85,4 @@ def circuits(
             trust_remote_code=trust_remote_code,
             progress=progress,
         )
-    return finish(found, target, json, quiet=quiet)
+    return finish(found.dataset, target, json, quiet=quiet)

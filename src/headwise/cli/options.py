@@ -30,6 +30,7 @@ __all__ = [
     "Window",
     "measuring",
     "numbers",
+    "reading",
 ]
 
 Model = Annotated[
@@ -105,24 +106,28 @@ def measuring(
     **others: Any,
 ) -> dict[str, Any]:
     """The keyword arguments of ``headwise.scan``, checked as far as they can be without a model."""
-    for name, value, least in (
-        ("tokens", tokens, 2),
-        ("batch", batch, 1),
-        ("window", window, 2),
-        ("rows", rows, 1),
-    ):
-        if value is not None and value < least:
-            raise OptionError(f"--{name} is {value}", allowed=f"{least} or more")
+    _at_least(("batch", batch, 1), ("rows", rows, 1))
     return {
-        "text": None if text is None else read_text(text),
-        "tokens": tokens,
+        **reading(text=text, tokens=tokens, window=window),
         "batch": batch,
-        "window": window,
         "layers": numbers("--layers", layers),
         "heads": numbers("--heads", heads),
         "rows": rows,
         **others,
     }
+
+
+def reading(*, text: str | None, tokens: int | None, window: int | None) -> dict[str, Any]:
+    """What is read of which text: keyword arguments, checked and the text in memory."""
+    _at_least(("tokens", tokens, 2), ("window", window, 2))
+    text = None if text is None else read_text(text)
+    return {"text": text, "tokens": tokens, "window": window}
+
+
+def _at_least(*options: tuple[str, int | None, int]) -> None:
+    for name, value, least in options:
+        if value is not None and value < least:
+            raise OptionError(f"--{name} is {value}", allowed=f"{least} or more")
 
 
 def numbers(option: str, text: str | None) -> list[int] | None:

@@ -66,13 +66,18 @@ def report(
 
     with progress_bar(quiet) as progress:
         loaded = opened(model or None, dtype, device, trust_remote_code)
-        scan = measure(loaded, progress=progress, **arguments)
+        reader = None
+        if not no_circuits:
+            from headwise.circuits.dataset import add_circuits, text_reader
+
+            reader = text_reader(loaded, arguments["heads"])
+        each = None if reader is None else reader.absorb
+        scan = measure(loaded, progress=progress, each=each, **arguments)
         dataset = scan.dataset
         if not no_circuits and not about(dataset)["interrupted"]:
-            from headwise.circuits.dataset import add_circuits
-
+            on_text = None if reader is None else reader.finish(scan)
             try:
-                dataset = add_circuits(dataset, loaded, progress=progress)
+                dataset = add_circuits(dataset, loaded, on_text=on_text, progress=progress)
             except KeyboardInterrupt:  # the scan is whole
                 scan.facts["interrupted"] = True
                 dataset = scan.dataset

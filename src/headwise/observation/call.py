@@ -6,7 +6,7 @@ they are given into a ``Call``, whose mask is always a rule; everything after it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -17,7 +17,7 @@ from headwise.attention.bias import BiasFunction
 from headwise.attention.masks import Causal, Everything, Mask, Predicate
 from headwise.attention.streaming import attend
 from headwise.errors import OptionError
-from headwise.observation.biases import cut, cut_array
+from headwise.observation.biases import cut, cut_array, of_heads
 from headwise.observation.pieces import Piece
 from headwise.observation.rule import MaskSpec
 from headwise.observation.tokens import Index, take
@@ -71,6 +71,19 @@ class Call:
         tensors = (self.q, self.k, self.v, self.sinks, self.bias)
         learned = any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
         return torch.is_grad_enabled() and learned
+
+    def of_heads(self, heads: Tensor) -> Call:
+        """The same call of some of its query heads, each with a key-value head of its own."""
+        here = heads.to(self.q.device)
+        shared = here // (self.q.shape[1] // self.k.shape[1])
+        return replace(
+            self,
+            q=self.q[:, here],
+            k=self.k[:, shared],
+            v=self.v[:, shared],
+            sinks=None if self.sinks is None else self.sinks[here],
+            bias=None if self.bias is None else of_heads(self.bias, heads),
+        )
 
     def part(self, piece: Piece) -> tuple[Tensor, Tensor, Tensor]:
         """The queries, keys and values of one piece."""

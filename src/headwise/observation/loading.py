@@ -141,11 +141,15 @@ def _find(path: str, trust_remote_code: bool) -> _Source:
         return _Source(here, here.resolve().name)
     if here.is_file():
         if not is_gguf(here):
-            part = here.suffix in {".safetensors", ".json", ".bin"}
+            to_do = None
+            if here.suffix in {".safetensors", ".json", ".bin"}:
+                to_do = f"name its folder: {here.parent}"
+            elif here.suffix == ".nc":
+                to_do = f"for the page of what was saved: headwise show {path}"
             raise ModelError(
                 f"{path} is a file, but not a GGUF file",
                 allowed="a Hugging Face folder, a hub id or a GGUF file",
-                to_do=f"name its folder: {here.parent}" if part else None,
+                to_do=to_do,
             )
         if here.suffix != ".gguf":  # transformers would take it for a pickle
             raise ModelError(

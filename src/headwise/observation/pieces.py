@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headwise.attention.masks import Everything, Mask, Predicate
 from headwise.observation.rule import MaskSpec, evaluate
-from headwise.observation.tokens import Extent, Index, Layout, Span
+from headwise.observation.tokens import Extent, Index, Layout, Span, Stream
 
 __all__ = ["Piece", "cross_pieces", "leftover", "self_pieces"]
 
@@ -36,6 +36,7 @@ class Piece:
     key_position: int  # of the first key
     query_tokens: Tensor  # (B, rows)
     key_tokens: Tensor  # (B, keys)
+    key_stream: Stream
     relative: bool = True
     memory: dict[Any, Any] = field(default_factory=dict)  # what layers share
 
@@ -46,6 +47,11 @@ class Piece:
     @property
     def length(self) -> int:
         return self.key_tokens.shape[1]
+
+    def key_ids(self) -> Tensor:
+        """The number of each key's token in the vocabulary, ``batch key``; -1: it has none."""
+        ids = self.key_stream.ids.view()[self.key_tokens.clamp(min=0)]
+        return ids.masked_fill(self.key_tokens < 0, -1)
 
     def key_visible(self) -> Tensor:
         """How many queries of the piece can see each key: ``batch key``."""
@@ -99,6 +105,7 @@ def cross_pieces(
                         None
                     ],
                     key_tokens=source.tokens(span.batch // ratio)[keys][None],
+                    key_stream=source.stream,
                     relative=False,
                 )
             )
@@ -141,6 +148,7 @@ def _self_piece(spec: MaskSpec, layout: Layout, span: Span) -> Piece:
         key_position=before,
         query_tokens=layout.stream.tokens(span.document, span.position, span.count)[None],
         key_tokens=layout.stream.tokens(span.document, before, count)[None],
+        key_stream=layout.stream,
     )
 
 

@@ -191,7 +191,8 @@ class Recorder:
         )
         layer.absorb(found, place, heads)
         if self.options.each is not None:
-            self.options.each(layer.module, call, piece, found)
+            measured = call if heads is None else call.of_heads(heads)
+            self.options.each(layer.module, measured, piece, found)
         return found
 
     def _pieces(

@@ -22,10 +22,11 @@ from headwise.observation.loading import LoadedModel, load_model, wrap_model
 from headwise.observation.projections import blocks
 from headwise.observation.quiet import quiet
 from headwise.observation.reading import default_text
+from headwise.observation.recorder import Each
 from headwise.observation.scan import Scan
 from headwise.observation.text import Text, tokenize
 
-__all__ = ["Progress", "opened", "scan"]
+__all__ = ["Progress", "memory_said", "opened", "scan"]
 
 # progress(done, total, what)
 Progress = Callable[[int, int, str], None]
@@ -50,6 +51,7 @@ def scan(
     keep_rows: bool = False,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
+    each: Each | None = None,
 ) -> Scan:
     """Run a model over a text and measure every attention call.
 
@@ -77,6 +79,7 @@ def scan(
         keep_rows: keep every row's statistics.
         trust_remote_code: see ``load_model``.
         progress: called with (done, total, what) after each layer of each batch.
+        each: see ``observe``.
 
     Raises:
         InputError: what was asked for cannot be done; nothing has been computed.
@@ -101,8 +104,10 @@ def scan(
         batch=batch,
         allow_long=allow_long,
     )
-    options = {"layers": layers, "heads": heads, "rows": rows, "keep_rows": keep_rows}
-    with evaluating(loaded.model), _memory_said(loaded), quiet():
+    options = {
+        "layers": layers, "heads": heads, "rows": rows, "keep_rows": keep_rows, "each": each
+    }  # fmt: skip
+    with evaluating(loaded.model), memory_said(loaded), quiet():
         slopes = measure_gradients(loaded, documents, progress=progress) if gradients else None
         measured = _measure(loaded, documents, batch, options, progress)
     return _completed(measured, loaded, documents, slopes)
@@ -183,7 +188,7 @@ def _told(model: nn.Module, batches: int, progress: Progress | None) -> Iterator
 
 
 @contextmanager
-def _memory_said(loaded: LoadedModel) -> Iterator[None]:
+def memory_said(loaded: LoadedModel) -> Iterator[None]:
     """Out of memory becomes one line that names the settings that lower the need."""
     device = next(loaded.model.parameters()).device
     if device.type == "cuda":

@@ -192,6 +192,11 @@ CIRCUIT_STATISTICS: Final = (
         "induction",
         "On random tokens that repeat. High: the head looks at what came after this token before.",
     ),
+    _circuit(
+        "text_induction",
+        "induction on text",
+        "On the text that was read. High: the head looks at what came after this token before.",
+    ),
     _circuit("qk_change_relative", "change of W_QK", "How far tuning moved W_QK.", "log"),
     _circuit("ov_change_relative", "change of W_OV", "How far tuning moved W_OV.", "log"),
 )

@@ -13,10 +13,12 @@ from headwise.report.quantities import about, layer_names
 from headwise.results.frame import to_dataframe
 
 __all__ = [
-    "BEHAVIOUR_WORDS",
     "Z_FROM",
+    "Compared",
     "Edge",
     "Edges",
+    "Told",
+    "compared",
     "edges",
     "head_names",
     "labelled_heads",
@@ -29,16 +31,38 @@ __all__ = [
 Z_FROM: Final = 8.0
 _MOST_EDGES: Final = 40
 
-# Name of the behaviour -> words for one head, and where its score is.
-BEHAVIOUR_WORDS: Final = {
-    "previous token": "repeated_previous_token",
-    "next token": "repeated_next_token",
-    "induction": "repeated_induction",
-    "duplicate token": "repeated_duplicate_token",
-    "sink": "repeated_sink",
-}
+_BEHAVIOURS: Final = (
+    "previous token", "next token", "induction", "duplicate token", "sink", "local",
+)  # fmt: skip
+# What the scores and the names are called in the data set, by where they were measured.
+_WHERE: Final = {"repeated": ("repeated_", "behaviours"), "text": ("text_", "text_behaviours")}
 
 Place = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A head, and its scores of one behaviour on repeated tokens and on a text (NaN: none)."""
+
+    place: Place
+    repeated: float
+    text: float
+
+    @property
+    def highest(self) -> float:
+        """The larger of the scores that there are."""
+        return max(score for score in (self.repeated, self.text) if not math.isnan(score))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """The heads that show one behaviour on both, or on one of the two only."""
+
+    word: str
+    scored_on_both: bool
+    both: tuple[Told, ...]
+    repeated: tuple[Told, ...]
+    text: tuple[Told, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,16 +85,22 @@ class Edges:
     pairs: int
 
 
-def labelled_heads(dataset: xr.Dataset) -> dict[str, list[tuple[Place, float]]]:
-    """Behaviour -> its heads with their scores, the highest first; empty without a run."""
-    if "behaviours" not in dataset:
+def labelled_heads(
+    dataset: xr.Dataset, on: str = "repeated"
+) -> dict[str, list[tuple[Place, float]]]:
+    """Behaviour -> its heads with their scores, the highest first; empty without a run.
+
+    ``on``: "repeated" (random tokens that repeat) or "text".
+    """
+    prefix, names_as = _WHERE[on]
+    if names_as not in dataset:
         return {}
-    names = dataset["behaviours"].transpose("layer", "head").values
+    names = dataset[names_as].transpose("layer", "head").values
     found: dict[str, list[tuple[Place, float]]] = {}
-    for word, variable in BEHAVIOUR_WORDS.items():
-        if variable not in dataset:
+    for word in _BEHAVIOURS:
+        scores = _scores(dataset, prefix, word)
+        if scores is None:
             continue
-        scores = dataset[variable].transpose("layer", "head").values
         places = [
             (place, float(scores[place]))
             for place in np.ndindex(names.shape)
@@ -79,6 +109,42 @@ def labelled_heads(dataset: xr.Dataset) -> dict[str, list[tuple[Place, float]]]:
         if places:
             found[word] = sorted(places, key=lambda each: -each[1])
     return found
+
+
+def compared(dataset: xr.Dataset) -> list[Compared]:
+    """Behaviours on repeated tokens beside those on a text; empty unless both were measured."""
+    if not all(names_as in dataset for _, names_as in _WHERE.values()):
+        return []
+    of = {on: labelled_heads(dataset, on) for on in _WHERE}
+    out = []
+    for word in _BEHAVIOURS:
+        named = {on: {place for place, _ in of[on].get(word, [])} for on in _WHERE}
+        if not named["repeated"] | named["text"]:
+            continue
+        scores = {on: _scores(dataset, prefix, word) for on, (prefix, _) in _WHERE.items()}
+        heads = [
+            Told(place, *(math.nan if s is None else float(s[place]) for s in scores.values()))
+            for place in sorted(named["repeated"] | named["text"])
+        ]
+        heads.sort(key=lambda head: -head.highest)
+        out.append(
+            Compared(
+                word=word,
+                scored_on_both=all(each is not None for each in scores.values()),
+                both=tuple(h for h in heads if h.place in named["repeated"] & named["text"]),
+                repeated=tuple(h for h in heads if h.place in named["repeated"] - named["text"]),
+                text=tuple(h for h in heads if h.place in named["text"] - named["repeated"]),
+            )
+        )
+    return out
+
+
+def _scores(dataset: xr.Dataset, prefix: str, word: str) -> np.ndarray | None:
+    variable = prefix + word.replace(" ", "_")
+    if variable not in dataset:
+        return None
+    scores: np.ndarray = dataset[variable].transpose("layer", "head").values
+    return scores
 
 
 def strongest(dataset: xr.Dataset, name: str, count: int = 3) -> list[tuple[Place, float]]:

@@ -41,6 +41,7 @@ def circuit_run_facts(dataset: xr.Dataset) -> list[tuple[str, str]]:
         ("Base", facts.get("base")),
         ("Adapter", facts.get("adapter")),
         ("Repeated tokens", facts.get("repeated")),
+        ("Text", facts.get("text")),
         ("Time", duration(facts["seconds"]) if facts.get("seconds") else None),
         ("Versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("Computed at", facts.get("created_at")),

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from typing import Any, Final
 
 import xarray as xr
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headwise.report.circuit_facts import Z_FROM, edges, head_names, labelled_heads, strongest
+from headwise.report.circuit_facts import (
+    Z_FROM,
+    Told,
+    compared,
+    edges,
+    head_names,
+    labelled_heads,
+    strongest,
+)
 from headwise.report.circuit_figures import circuit_notes
 from headwise.report.circuit_run import circuit_title
 from headwise.report.numbers import three
@@ -48,7 +57,7 @@ def circuit_summary(dataset: xr.Dataset) -> RenderableType:
         Text(name, style="bold"),
         Text(" · ".join(line), style="dim"),
         Text(),
-        _behaviours(dataset, facts.get("repeated")),
+        _behaviours(dataset, facts),
         Text(),
         _heads(dataset),
         *_composition(dataset),
@@ -61,20 +70,36 @@ def circuit_summary(dataset: xr.Dataset) -> RenderableType:
     return Group(*parts)
 
 
-def _behaviours(dataset: xr.Dataset, data: str | None) -> Text:
-    if data is None:
+def _behaviours(dataset: xr.Dataset, facts: dict[str, Any]) -> Text:
+    """How many heads do what on repeated tokens, on the text, and on both."""
+    data = {on: facts[on] for on in ("repeated", "text") if facts.get(on) is not None}
+    if not data:
         return Text("Behaviours were not measured.", style="bold")
-    found = labelled_heads(dataset)
     measured = sum(
         int(heads)
         for heads, role in zip(dataset["heads"].values, dataset["role"].values, strict=True)
         if str(role) != "cross"
     )
-    names = {place for heads in found.values() for place, _ in heads}
-    counts = [f"{word} {len(heads)}" for word, heads in found.items()]
-    counts.append(f"no label {measured - len(names)}")
-    text = Text(f"Of {measured} heads: {', '.join(counts)}.", style="bold")
-    return text.append(f" On {data}.", style="not bold dim")
+    text = Text(style="bold")
+    for on, words in data.items():
+        found = labelled_heads(dataset, on)
+        names = {place for heads in found.values() for place, _ in heads}
+        counts = [f"{word} {len(heads)}" for word, heads in found.items()]
+        counts.append(f"no label {measured - len(names)}")
+        text.append("\n" if text else "")
+        text.append(f"Of {measured} heads: {', '.join(counts)}.")
+        text.append(f" On {words}.", style="not bold dim")
+    both = [each for each in compared(dataset) if each.scored_on_both]
+    if both:
+        text.append("\n")
+        for words, attribute in (("On both", "both"), ("only on repeated tokens", "repeated"),
+                                 ("only on the text", "text")):  # fmt: skip
+            counts = [f"{e.word} {len(getattr(e, attribute))}" for e in both
+                      if getattr(e, attribute)]  # fmt: skip
+            text.append("" if attribute == "both" else "; ")
+            text.append(f"{words}: {', '.join(counts) or 'none'}")
+        text.append(".")
+    return text
 
 
 def _heads(dataset: xr.Dataset) -> Table:
@@ -83,21 +108,35 @@ def _heads(dataset: xr.Dataset) -> Table:
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(width=15, no_wrap=True)
     table.add_column()
-    table.add_row(Text("strongest heads", style="bold"), "")
-    rows = list(labelled_heads(dataset).items())
+    both = compared(dataset)
+    scores = "scores on repeated tokens / on the text" if both else ""
+    table.add_row(Text("strongest heads", style="bold"), Text(scores, style="dim"))
+    rows: list[tuple[str, list[tuple[tuple[int, int], str]]]] = []
+    for each in both:
+        heads = sorted((*each.both, *each.repeated, *each.text), key=lambda head: -head.highest)
+        rows.append((each.word, [(head.place, _pair(head)) for head in heads]))
+    if not both:
+        on = "repeated" if "behaviours" in dataset else "text"
+        for word, found in labelled_heads(dataset, on).items():
+            rows.append((word, [(place, three(value)) for place, value in found]))
     for variable, label in _STRONGEST:
         if variable in dataset:
-            rows.append((label, strongest(dataset, variable)))
-    for label, heads in rows:
-        if not heads:
+            top = strongest(dataset, variable)
+            rows.append((label, [(place, three(value)) for place, value in top]))
+    for label, told in rows:
+        if not told:
             continue
-        shown = ", ".join(f"{names[place]} ({three(value)})" for place, value in heads[:_SHOWN])
-        line = Text(shown)
-        more = len(heads) - _SHOWN
+        line = Text(", ".join(f"{names[place]} ({words})" for place, words in told[:_SHOWN]))
+        more = len(told) - _SHOWN
         if more > 0:
             line.append(f" and {more} more", style="dim")
         table.add_row(Text(label), line)
     return table
+
+
+def _pair(head: Told) -> str:
+    scores = (head.repeated, head.text)
+    return " / ".join("–" if math.isnan(score) else three(score) for score in scores)
 
 
 def _composition(dataset: xr.Dataset) -> list[RenderableType]:

@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from headwise.report.quantities import about
 from headwise.report.roles import roles
 from headwise.report.rules import rules
 from headwise.report.run import definitions, run_facts, title_facts
+from headwise.report.shell import environment, template_file
 from headwise.results.validate import holds_circuits
 
 __all__ = ["CIRCUIT_SECTIONS", "SECTIONS", "Section", "render", "write_report"]
@@ -181,7 +181,7 @@ def _filled(
             facts=data.facts,
             facts_json=Markup(json_for_html(data.facts)),
             arrays=data.arrays,
-            style=Markup(_file("page.css")),
+            style=Markup(template_file("page.css")),
             script=Markup(script),
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
             **values,
@@ -229,29 +229,18 @@ def _formula(text: str) -> Markup:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("headwise.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["with_places"] = _with_places
-    environment.filters["capitalise"] = lambda text: text[:1].upper() + text[1:]
-    environment.filters["formula"] = _formula
-    environment.filters["tojson_attribute"] = lambda value: json.dumps(value)
-    return environment
+    made = environment()
+    made.filters["with_places"] = _with_places
+    made.filters["capitalise"] = lambda text: text[:1].upper() + text[1:]
+    made.filters["formula"] = _formula
+    made.filters["tojson_attribute"] = lambda value: json.dumps(value)
+    return made
 
 
 @functools.cache
 def _script() -> str:
     """All scripts in one function, so that nothing leaks into the page's global scope."""
-    parts = "\n".join(_file(f"js/{name}.js") for name in _SCRIPTS)
+    parts = "\n".join(template_file(f"js/{name}.js") for name in _SCRIPTS)
     script = f'(() => {{\n"use strict";\n{parts}\n}})();'
     assert "</" not in script, "a closing tag would end the script element"
     return script
-
-
-def _file(name: str) -> str:
-    folder = resources.files("headwise.report").joinpath("templates")
-    return folder.joinpath(name).read_text(encoding="utf-8")

@@ -2,7 +2,9 @@
 
 Row vectors: q = x W_Q, W_QK = W_Q W_Kᵀ, W_OV = W_V W_O; σ are singular values, λ eigenvalues.
 Folded: with the linear part of the norm before attention in the weights, which then read the
-stream. With rotary positions W_QK is that of distance 0.
+stream, and that of a norm of what attention writes in W_OV, where there is one. What is left of a
+norm is its division by a positive number of each token. With rotary positions W_QK is that of
+distance 0.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from headwise.results.definitions import Kind
+from headwise.results.thresholds import LOCAL_FROM, LOCAL_TOKENS
 
-__all__ = ["BEHAVIOUR_PREFIX", "CIRCUITS", "CircuitVariable"]
+__all__ = ["BEHAVIOUR_PREFIX", "CIRCUITS", "TEXT_PREFIX", "CircuitVariable"]
 
 BEHAVIOUR_PREFIX: Final = "repeated_"
+TEXT_PREFIX: Final = "text_"
 
 _LH = ("layer", "head")
 _PAIR = (*_LH, "earlier_layer", "earlier_head")
@@ -24,6 +28,7 @@ _BARBERO = "Barbero et al. 2024 (arXiv:2410.06205)"
 _HU = "Hu et al. 2021 (arXiv:2106.09685), section 7"
 _DRAWN = "exact; its null is estimated from 64 random heads"
 _RUN = "exact over the rows of the repeated tokens"
+_ON_TEXT = "exact over the measured rows of the text"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,20 +60,28 @@ def _spectra() -> dict[str, CircuitVariable]:
     table = {}
     for short, name in (("qk", "W_QK"), ("ov", "W_OV")):
         for end, word in (("", ""), ("_folded", ", folded")):
+            up_to = _WRITTEN if short == "ov" and end else ""
             table[f"{short}_singular_values{end}"] = CircuitVariable(
                 dims=(*_LH, "rank"),
                 kind="float64",
                 units="1",
                 long_name=f"singular values of {name}{word}",
-                definition=f"σ of {name}{word}, largest first; NaN beyond the width of the head",
+                definition=f"σ of {name}{word}, largest first; NaN beyond the width of the head"
+                f"{up_to}",
             )
             for key, what, formula, source in _OF_SPECTRUM:
                 table[f"{short}_{key}{end}"] = _head(
-                    f"{what} of {name}{word}", f"{formula}, for σ of {name}{word}", source
+                    f"{what} of {name}{word}",
+                    f"{formula}, for σ of {name}{word}{up_to if key in _SIZES else ''}",
+                    source,
                 )
     return table
 
 
+_SIZES: Final = ("norm", "spectral_norm")
+_WRITTEN: Final = (
+    "; where ov_form says so, up to a positive number of each token that the heads of a layer share"
+)
 _OF_SPECTRUM: Final = (
     ("norm", "Frobenius norm", "√Σσ²", ""),
     ("spectral_norm", "spectral norm", "σ₁", ""),
@@ -83,12 +96,37 @@ _OF_SPECTRUM: Final = (
 )
 
 
+def _of_normed_queries() -> dict[str, CircuitVariable]:
+    """What is exact where queries and keys pass norms of their own, too."""
+    return {
+        "qk_relative_singular_values_folded": CircuitVariable(
+            dims=(*_LH, "rank"),
+            kind="float64",
+            units="1",
+            long_name="relative singular values of W_QK, folded",
+            definition="σ/σ₁ of W_QK, folded, largest first: also where sizes are not fixed, since"
+            " queries and keys pass norms of their own; NaN beyond the width of the head, and where"
+            " W_QK is 0",
+        ),
+        "qk_logit_bound": _head(
+            "bound on logits by the norms of queries and keys",
+            "scale · √(n_q n_k) · max |γ_q| |γ_k| over the entries of a head, the two of a rotary"
+            " pair taken as one (f² |γ_q| |γ_k| with each one's largest; f is the attention"
+            " factor); γ are the gains of the norms, taken over n_q and n_k entries. |logit| before"
+            " softcap, learned biases and mask is never above it. NaN unless queries and keys both"
+            " pass norms without biases",
+            "Henry et al. 2020 (arXiv:2010.04245); Dehghani et al. 2023 (arXiv:2302.05442)",
+        ),
+    }
+
+
 def _scores() -> dict[str, CircuitVariable]:
     return {
         "copying": _head(
             "copying score",
-            "Re Σλ / Σ|λ| over the eigenvalues of W_E W_OV W_U, norms folded: 1 when the head makes"
-            " the tokens it looks at likelier, −1 when less likely",
+            "Re Σλ / Σ|λ| over the eigenvalues of W_E W_OV W_U, norms folded (before attention, of"
+            " what it writes, before W_U): 1 when the head makes the tokens it looks at likelier,"
+            " −1 when less likely",
             _ELHAGE,
         ),
         "copying_z": _head(
@@ -232,6 +270,79 @@ def _behaviours() -> dict[str, CircuitVariable]:
     return {**found, "behaviours": labels}
 
 
+def _on_text() -> dict[str, CircuitVariable]:
+    after = "the keys j ≤ i with token[j−1] = token[i]: after the token's earlier copies"
+    copies = "the keys j < i with token[j] = token[i] (in encoders j ≠ i): the token's other copies"
+    olsson, wang = "Olsson et al. 2022 (arXiv:2209.11895)", "Wang et al. 2022 (arXiv:2211.00593)"
+    seen = "over the rows that see such a key"
+    table = {
+        "previous_token": ("previous token", "mean of A[i, i−1]", ""),
+        "next_token": ("next token", "mean of A[i, i+1], in encoders", ""),
+        "induction": ("induction", f"mean weight on {after}; {seen}", olsson),
+        "duplicate_token": ("duplicate token", f"mean weight on {copies}; {seen}", wang),
+        "sink": ("sink", "mean weight on the first token, a learned sink included", ""),
+        "local": (
+            "local",
+            f"mean weight on keys nearer than {LOCAL_TOKENS} tokens, in texts of {LOCAL_FROM} or"
+            " more",
+            "",
+        ),
+        "distance": ("distance", "mean of |i − j| under the weights", ""),
+    }
+    found = {
+        f"{TEXT_PREFIX}{name}": _head(
+            f"{words} on the text",
+            formula,
+            source,
+            units="tokens" if name == "distance" else "1",
+            exactness=_ON_TEXT,
+        )
+        for name, (words, formula, source) in table.items()
+    }
+    for name in ("induction", "duplicate_token"):
+        words = table[name][0]
+        for end, units, long_name, definition in (
+            ("uniform", "1", f"{words} on the text, of chance", f"{TEXT_PREFIX}{name} of a head"
+             " that attends to all visible keys alike"),
+            ("rows", "rows", f"rows behind {words} on the text", "rows that see such a key"),
+        ):  # fmt: skip
+            found[f"{TEXT_PREFIX}{name}_{end}"] = CircuitVariable(
+                dims=("layer",), kind="float64", units=units, long_name=long_name,
+                definition=definition, exactness=_ON_TEXT,
+            )  # fmt: skip
+    found[f"{TEXT_PREFIX}behaviours"] = CircuitVariable(
+        dims=_LH,
+        kind="str",
+        units="names",
+        long_name="behaviours on the text",
+        definition="names of the behaviours whose score on the text is above their threshold,"
+        " joined by commas",
+        exactness=_ON_TEXT,
+    )
+    return found
+
+
+def _rotary_on_text() -> dict[str, CircuitVariable]:
+    share = CircuitVariable(
+        dims=(*_LH, "pair"),
+        kind="float64",
+        units="1",
+        long_name="share of each rotary pair on the text",
+        definition="mean of |q^(m)| |k^(m)| over the queries and the keys at or before them (in"
+        " encoders all), of pair m, as a share of all pairs and of what does not turn",
+        source=_BARBERO,
+        exactness=_ON_TEXT,
+    )
+    slow = _head(
+        "share of the slow rotary pairs on the text",
+        "rotary_share_on_text summed over the pairs that complete no turn within the trained"
+        " length",
+        _BARBERO,
+        exactness=_ON_TEXT,
+    )
+    return {"rotary_share_on_text": share, "rotary_slow_share_on_text": slow}
+
+
 def _changes() -> dict[str, CircuitVariable]:
     table = {}
     for short, name in (("qk", "W_QK"), ("ov", "W_OV")):
@@ -253,9 +364,12 @@ def _changes() -> dict[str, CircuitVariable]:
 
 CIRCUITS: Final[dict[str, CircuitVariable]] = {
     **_spectra(),
+    **_of_normed_queries(),
     **_scores(),
     **_rotary(),
     **_composition(),
     **_behaviours(),
+    **_on_text(),
+    **_rotary_on_text(),
     **_changes(),
 }

@@ -12,7 +12,7 @@ from headwise.files import whole, writable
 from headwise.results.schema import COORDINATES, VARIABLES, Variable
 from headwise.results.validate import check, holds_circuits
 
-__all__ = ["load", "save", "save_path"]
+__all__ = ["load", "load_either", "save", "save_path"]
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _SUFFIXES = ".nc (NetCDF, one file) or .zarr (Zarr, a folder)"
@@ -68,6 +68,17 @@ def load(path: str | Path) -> xr.Dataset:
     Raises:
         FileError: there is no such file, it is not a Headwise scan, or it is damaged.
     """
+    dataset = load_either(path)
+    if holds_circuits(dataset):
+        raise FileError(
+            f"{path} holds circuits, without a scan",
+            to_do="open it with xarray.open_dataset, or see it with headwise show",
+        )
+    return dataset
+
+
+def load_either(path: str | Path) -> xr.Dataset:
+    """A saved scan or a saved set of circuits, as ``load``; ``holds_circuits`` says which."""
     source = Path(path).expanduser()
     if not source.exists():
         raise FileError(f"there is no file {source}")
@@ -78,10 +89,6 @@ def load(path: str | Path) -> xr.Dataset:
         if "schema_version" not in dataset.attrs:
             raise _not_a_scan(source) from error
         raise FileError(f"{source} cannot be read: {error}") from error
-    if holds_circuits(dataset):
-        raise FileError(
-            f"{source} holds circuits, without a scan", to_do="open it with xarray.open_dataset"
-        )
     return _canonical(dataset)
 
 

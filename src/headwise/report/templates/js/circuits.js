@@ -75,13 +75,25 @@ function smallMap(index, width) {
 function tellCircuit(index, layer, head) {
   const statistic = facts.statistics[index],
     value = statisticValue(index, layer, head);
-  const labels = facts.circuits.labels[`${layer},${head}`];
+  const labels = behavioursOf(layer, head);
   byId("circuit-readout").replaceChildren(
     el("b", {}, headName(layer, head)),
     ` · ${statistic.label} `,
     el("b", {}, Number.isFinite(value) ? three(value) : "is not defined here"),
     labels ? ` · ${labels}` : "",
   );
+}
+
+/** What a head does on repeated random tokens and on the text, in words; empty where nothing. */
+function behavioursOf(layer, head) {
+  const place = `${layer},${head}`;
+  return [
+    [facts.circuits.labels[place], "on repeated random tokens"],
+    [facts.circuits.textLabels[place], "on the text"],
+  ]
+    .filter(([names]) => names)
+    .map(([names, where]) => `${names} ${where}`)
+    .join("; ");
 }
 
 function spectrumOf(which, layer, head) {
@@ -93,11 +105,11 @@ function spectrumOf(which, layer, head) {
 }
 function spectrumFigure(layer, head, width) {
   if (!facts.circuits) return [];
-  const labels = facts.circuits.labels[`${layer},${head}`];
+  const labels = behavioursOf(layer, head);
   const say = el(
     "p",
     { class: "caption" },
-    labels ? `On repeated random tokens: ${labels}. ` : "",
+    labels ? `${labels[0].toUpperCase()}${labels.slice(1)}. ` : "",
     "Singular values, log scale; the norm before attention is folded in.",
   );
   const lines = [
