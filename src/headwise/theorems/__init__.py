@@ -1,0 +1,1 @@
+"""Statements about transformers as checks that run: prediction, measurement, control, verdict."""
