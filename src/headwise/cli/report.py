@@ -60,24 +60,24 @@ def report(
         read=(model, text),
     )
     outputs.check()
+    from headwise.circuits.dataset import add_circuits, text_reader
+    from headwise.observation.costed import add_cost
     from headwise.observation.run import opened
     from headwise.observation.run import scan as measure
     from headwise.results.validate import about
 
     with progress_bar(quiet) as progress:
         loaded = opened(model or None, dtype, device, trust_remote_code)
-        reader = None
-        if not no_circuits:
-            from headwise.circuits.dataset import add_circuits, text_reader
-
-            reader = text_reader(loaded, arguments["heads"])
+        reader = None if no_circuits else text_reader(loaded, arguments["heads"])
         each = None if reader is None else reader.absorb
         scan = measure(loaded, progress=progress, each=each, **arguments)
         dataset = scan.dataset
-        if not no_circuits and not about(dataset)["interrupted"]:
-            on_text = None if reader is None else reader.finish(scan)
+        if not about(dataset)["interrupted"]:
             try:
-                dataset = add_circuits(dataset, loaded, on_text=on_text, progress=progress)
+                if not no_circuits:
+                    on_text = None if reader is None else reader.finish(scan)
+                    dataset = add_circuits(dataset, loaded, on_text=on_text, progress=progress)
+                dataset = add_cost(dataset, loaded)
             except KeyboardInterrupt:  # the scan is whole
                 scan.facts["interrupted"] = True
                 dataset = scan.dataset

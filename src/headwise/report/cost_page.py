@@ -29,7 +29,16 @@ from headwise.report.cost_plots import Plot, plots, roofline_plot
 from headwise.report.numbers import memory
 from headwise.report.shell import small_page
 
-__all__ = ["CostSection", "CostTable", "cost_page", "cost_sections"]
+__all__ = [
+    "CostSection",
+    "CostTable",
+    "components",
+    "cost_page",
+    "cost_sections",
+    "crossover_table",
+    "memory_tables",
+    "passes",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,7 @@ def cost_page(costs: Sequence[Cost]) -> str:
     several = len(costs) > 1
     models = [
         {
-            "name": short_name(c),
+            "name": f"{short_name(c)}, {in_words(c)[0]}",
             "facts": [title(c)[0], *title(c)[1], *in_words(c)],
             "sections": cost_sections(c),
         }
@@ -88,11 +97,11 @@ def cost_sections(cost: Cost) -> list[CostSection]:
             "Arithmetic",
             [cost.shares.sentence(), CONVENTION],
             plots=drawn[:1],
-            tables=[_components(cost), _passes(cost)],
+            tables=[components(cost), passes(cost)],
         ),
-        CostSection("When attention outweighs the rest", tables=[_crossovers(cost)]),
+        CostSection("When attention outweighs the rest", tables=[crossover_table(cost)]),
         *_blocks(cost),
-        CostSection("Memory", plots=drawn[1:], tables=[*_memory(cost)]),
+        CostSection("Memory", plots=drawn[1:], tables=[*memory_tables(cost)]),
     ]
     if cost.time is not None:
         roof = roofline_plot(cost)
@@ -121,7 +130,8 @@ def _columns(*names: str, numbers: Iterable[int]) -> tuple[tuple[str, bool], ...
     return tuple((name, i in chosen) for i, name in enumerate(names))
 
 
-def _components(cost: Cost) -> CostTable:
+def components(cost: Cost) -> CostTable:
+    """Parameters and arithmetic of every component."""
     whole, macs = cost.parameters, cost.forward.macs
     rows: list[tuple[str, ...]] = [
         (
@@ -145,14 +155,16 @@ def _components(cost: Cost) -> CostTable:
     return CostTable(columns, rows)
 
 
-def _passes(cost: Cost) -> CostTable:
+def passes(cost: Cost) -> CostTable:
+    """FLOPs of a forward pass, of one more token, of a training step."""
     rows: list[tuple[str, ...]] = [
         (name.strip(), f"{flops:,}", si(flops), words) for name, flops, words in pass_rows(cost)
     ]
     return CostTable(_columns("pass", "FLOPs", "", "", numbers=(1, 2)), rows)
 
 
-def _crossovers(cost: Cost) -> CostTable:
+def crossover_table(cost: Cost) -> CostTable:
+    """From which length on the products of attention outweigh the rest."""
     rows: list[tuple[str, ...]] = [*crossover_rows(cost.crossovers)]
     columns = _columns(
         "against", "pairs", "from n tokens on", "formula", "in numbers", numbers=(2,)
@@ -180,7 +192,8 @@ def _blocks(cost: Cost) -> list[CostSection]:
     return [CostSection("One block", tables=tables)] if tables else []
 
 
-def _memory(cost: Cost) -> Iterable[CostTable]:
+def memory_tables(cost: Cost) -> Iterable[CostTable]:
+    """Memory by part, keys and values, and what a file stores."""
     trains = cost.training is not None
     rows: list[tuple[str, ...]] = []
     for name, forward, training in memory_rows(cost):

@@ -21,6 +21,7 @@ from headwise.errors import FileError
 from headwise.files import whole
 from headwise.report.circuit_figures import behaviours, circuit_notes
 from headwise.report.circuit_run import circuit_run_facts, circuit_title
+from headwise.report.cost_section import cost_section
 from headwise.report.embed import json_for_html
 from headwise.report.evidence import evidence
 from headwise.report.figures import Figures, figures, only_circuits
@@ -59,12 +60,13 @@ _SCRIPTS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """One part of the page, drawn when the data set has every variable in ``needs``."""
+    """One part of the page: drawn if the data set has all ``needs``, and ``fact`` is known."""
 
     anchor: str
     title: str
     template: str
     needs: tuple[str, ...] = ()
+    fact: str = ""
 
 
 SECTIONS: Final = (
@@ -83,6 +85,7 @@ SECTIONS: Final = (
         template="sections/circuits.html",
         needs=("qk_effective_rank_folded", "ov_effective_rank_folded"),
     ),
+    Section(anchor="cost", title="Cost", template="sections/cost.html", fact="cost"),
     Section(anchor="measured", title="How this was measured", template="sections/measured.html"),
 )
 # Of a set of circuits alone.
@@ -139,6 +142,7 @@ def render(dataset: xr.Dataset) -> str:
         places_shown=_PLACES_SHOWN,
         marks=_MARKS,
         run=run_facts(dataset),
+        cost=cost_section(dataset),
     )
 
 
@@ -169,7 +173,12 @@ def _filled(
                 "facts": facts_line,
                 "version": run.get("versions", {}).get("headwise", ""),
             },
-            sections=[s for s in sections if all(name in dataset for name in s.needs)],
+            sections=[
+                section
+                for section in sections
+                if all(name in dataset for name in section.needs)
+                and (not section.fact or values.get(section.fact) is not None)
+            ],
             names={layer["id"]: layer["name"] for layer in data.facts["layers"]},
             place_button=_place_button,
             behaviours=behaviours(dataset),
