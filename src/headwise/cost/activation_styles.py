@@ -8,7 +8,7 @@ from typing import Final
 from headwise.cost.parts import Component, Layer, Parts
 from headwise.errors import OptionError
 
-__all__ = ["ACTIVATIONS", "CONVENTIONS", "EXACT", "Style", "style_of"]
+__all__ = ["ACTIVATIONS", "CONVENTIONS", "EXACT", "KNOWN_ACTIVATIONS", "Style", "style_of"]
 
 CONVENTIONS: Final = ("transformers", "headwise", "megatron")
 
@@ -26,6 +26,7 @@ ACTIVATIONS: Final[dict[str, tuple[str, ...]]] = {
 }
 _FUSED: Final = {"gelu_new": "gelu_tanh", "clamped_swish": "silu"}  # as Headwise computes them
 _SAME: Final = {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"}
+KNOWN_ACTIVATIONS: Final = (*ACTIVATIONS, *_SAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +154,7 @@ def style_of(parts: Parts, convention: str, activation: str | None, *, stack: in
         return found
     word = _SAME.get(activation, activation)
     if word not in ACTIVATIONS:
-        raise OptionError(
-            f"the activation {activation!r}", allowed=", ".join((*ACTIVATIONS, *_SAME))
-        )
+        raise OptionError(f"the activation {activation!r}", allowed=", ".join(KNOWN_ACTIVATIONS))
     own = convention == "headwise" and not found.parallel
     return replace(found, activation=word, exact=found.exact or own)
 

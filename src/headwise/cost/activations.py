@@ -290,8 +290,7 @@ def _exactness(
             known = known and (not normed or convention == "headwise" or parts.family in _QK_NORMS)
     if not known:
         notes.append(
-            f"derived, not measured: blocks of {parts.family} follow the nearest of "
-            + ", ".join(EXACT)
+            f"derived, not measured: blocks of {parts.family} follow the nearest family that was"
         )
     exact = known
     notes += _fused_notes(parts, workload, convention, passes)

@@ -111,7 +111,7 @@ def read_source(source: object) -> Source:
     if isinstance(source, Source):
         return source
     if isinstance(source, Parts):
-        return Source(source, "parts")
+        return Source(source, source.family)
     if isinstance(source, Mapping):
         return _read(source, "the configuration")
     if isinstance(source, (str, Path)):

@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
+from headwise.cost.activation_styles import KNOWN_ACTIVATIONS
 from headwise.cost.config import read_source
 from headwise.cost.counting import Counts, count
 from headwise.cost.crossovers import Crossover, Shares, crossovers, shares
@@ -26,6 +27,8 @@ from headwise.cost.workload import Workload
 __all__ = ["Cost", "cost", "main_stack", "usual_length"]
 
 _USUAL: Final = 8192
+# Families that compute something else than the key says.
+_OWN_ACTIVATION: Final = ("gpt_oss", "gemma", "gemma2", "gemma3_text", "gemma3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +147,8 @@ def cost(
         3072
     """
     source = read_source(config)
-    parts = source.parts
+    activation, note = _activation(source.config, source.parts)
+    parts = replace(source.parts, notes=(*source.parts.notes, note)) if note else source.parts
     workload = Workload(
         length=usual_length(parts) if length is None else length,
         batch=batch, source=source_length, cached=cached, documents=tuple(documents), pairs=pairs,
@@ -153,7 +157,7 @@ def cost(
     stored = source.stored if weights is None else None
     named = weights or "bfloat16"
     form = format_of(named)
-    options: dict[str, Any] = {"weights": named, "cache": cache}
+    options: dict[str, Any] = {"weights": named, "cache": cache, "activation": activation}
     machine = _machine(on)
     given = memory_bytes if memory_bytes is not None else _memory_of(machine)
     trains = form.plain and form.size in (2, 4) and not cached and stored is None
@@ -183,6 +187,16 @@ def cost(
         stored=source.stored,
         config=source.config,
     )
+
+
+def _activation(config: Mapping[str, Any] | None, parts: Parts) -> tuple[str | None, str]:
+    """The activation that a configuration names, where it says what is computed; and a note."""
+    if config is None or parts.family in _OWN_ACTIVATION:
+        return None, ""
+    word = config.get("hidden_act") or config.get("activation_function")
+    if word is None or word in KNOWN_ACTIVATIONS:
+        return word, ""
+    return None, f"what is kept of the activation {str(word)[:40]} is taken to be that of another"
 
 
 def _as_stored(found: Memory, stored: Stored | None) -> Memory:
