@@ -20,10 +20,11 @@ RANKS = {
     "results": 3,
     "observation": 4,
     "circuits": 5,
-    "training": 6,
-    "theorems": 7,
-    "report": 8,
-    "cli": 9,
+    "monitoring": 6,
+    "training": 7,
+    "theorems": 8,
+    "report": 9,
+    "cli": 10,
 }
 XARRAY_FROM = 3
 ONLY_HERE = {"transformers": "observation"}

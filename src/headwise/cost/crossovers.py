@@ -196,7 +196,7 @@ class Shares:
     """How the parts of the blocks compare at one length, exact ratios.
 
     ``ratio_of_widths`` is n / d, the popular measure: it is n² d against n d², with all constants
-    dropped.
+    dropped. ``causal``: whether the stack has that mask.
     """
 
     length: int
@@ -205,6 +205,7 @@ class Shares:
     over_mlp_causal: Fraction
     over_linear: Fraction
     over_linear_causal: Fraction
+    causal: bool = True
 
     def sentence(self) -> str:
         """What these ratios say.
@@ -216,12 +217,12 @@ class Shares:
             At 128,000 tokens n / d is 31.25; the two products of attention are 7.8 times the MLP (3.9 with the causal mask) and 84 % (72 %) of the arithmetic of the blocks.
         """  # noqa: E501
         part, causal = (x / (1 + x) for x in (self.over_linear, self.over_linear_causal))
+        halved = f" ({_short(self.over_mlp_causal)} with the causal mask)" if self.causal else ""
+        halved_part = f" ({float(100 * causal):.0f} %)" if self.causal else ""
         return (
             f"At {self.length:,} tokens n / d is {float(self.ratio_of_widths):.4g}; the two"
-            f" products of attention are {_short(self.over_mlp)} times the MLP"
-            f" ({_short(self.over_mlp_causal)} with the causal mask) and"
-            f" {float(100 * part):.0f} % ({float(100 * causal):.0f} %) of the arithmetic of the"
-            " blocks."
+            f" products of attention are {_short(self.over_mlp)} times the MLP{halved} and"
+            f" {float(100 * part):.0f} %{halved_part} of the arithmetic of the blocks."
         )
 
 
@@ -242,4 +243,5 @@ def shares(stack: Stack, length: int) -> Shares:
         causal / mlp,
         every / Fraction(linear),
         causal / linear,
+        all(attention.causal for attention in _attentions(stack)),
     )

@@ -22,16 +22,16 @@ from headwise.observation.lasting import lasting
 from headwise.observation.positions import PooledMap, Profile
 from headwise.results.records import PROFILED, LayerRecord
 
-__all__ = ["LayerAccumulator", "Place", "row_statistics"]
+__all__ = ["MEANS", "LayerAccumulator", "Place", "row_statistics"]
 
 DEAD: Final = 1e-3
-_MEANS: Final = (
+MEANS: Final = (
     *PROFILED, "entropy_without_sink_fraction", "dead_rows", "dead_rows_not_sink", "self_mass",
     "null_mass", "mean_logit", "log_sum_exp",
 )  # fmt: skip
 _EXTREMES: Final = ("max_logit", "min_logit", "max_abs_logit")
 _KEPT: Final = (
-    *(name for name in _MEANS if not name.startswith("dead_rows")),
+    *(name for name in MEANS if not name.startswith("dead_rows")),
     "min_logit", "max_abs_logit", "sum_squares", "top_key", "var_logit",
 )  # fmt: skip
 _FEW: Final = 64
@@ -77,7 +77,7 @@ class LayerAccumulator:
         self.histogram = lasting(len(PROFILED), heads, BINS, dtype=torch.int64)
         self.least = torch.full((len(PROFILED), heads), math.inf, dtype=torch.float64)
         self.most = torch.full((len(PROFILED), heads), -math.inf, dtype=torch.float64)
-        self.profile = Profile(len(_MEANS), heads)  # sums and counts of every mean, by position
+        self.profile = Profile(len(MEANS), heads)  # sums and counts of every mean, by position
         self.bands = Growing((heads,), torch.float64)
         self.received = Growing((heads,), torch.float64)
         self.received_visible = Growing((), torch.int64)
@@ -160,7 +160,7 @@ class LayerAccumulator:
     ) -> LayerRecord:
         """The record, with tokens in the order of ``*_order`` (arrival index of each place)."""
         sums, counts = self.profile.totals()
-        values = dict(zip(_MEANS, sums / counts, strict=True))
+        values = dict(zip(MEANS, sums / counts, strict=True))
         sign = torch.tensor([[1.0], [-1.0], [1.0]], dtype=torch.float64)
         seen = self.extremes.isfinite()
         nan = torch.full_like(self.extremes, math.nan)
@@ -183,7 +183,7 @@ class LayerAccumulator:
         kept = {n: g.view()[:, query_order].clone() for n, g in self.kept.items()}
         if "top_key" in kept:
             kept["top_key"] = _rank(kept["top_key"], key_order)
-        bands = self.bands.view() / counts[_MEANS.index("top_weight")][:, None]
+        bands = self.bands.view() / counts[MEANS.index("top_weight")][:, None]
         profiles = dict(zip(PROFILED, profile[: len(PROFILED)], strict=True))
         if self.non_finite is not None:
             values = {name: torch.full_like(x, math.nan) for name, x in values.items()}
@@ -289,7 +289,7 @@ class LayerAccumulator:
 
     def _keep(self, stack: Tensor, s: Statistics, place: Place, chosen: Any) -> None:
         """Every row's statistics, at the row's token."""
-        rows = dict(zip(_MEANS, stack, strict=True))
+        rows = dict(zip(MEANS, stack, strict=True))
         for name in ("min_logit", "max_abs_logit", "sum_squares", "var_logit"):
             rows[name] = getattr(s, name).cpu()
         key = s.top_key.cpu()
@@ -350,7 +350,7 @@ def row_statistics(s: Statistics, sinks_visible: Tensor, sink_keys: int) -> Tens
         "mean_logit": s.mean_logit,
         "log_sum_exp": torch.where(s.visible > 0, s.log_sum_exp, nan),
     }
-    return torch.stack([rows[name] for name in _MEANS])
+    return torch.stack([rows[name] for name in MEANS])
 
 
 def _rank(index: Tensor, order: Tensor) -> Tensor:
