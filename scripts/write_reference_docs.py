@@ -19,6 +19,8 @@ import headwise as hw
 from headwise.circuits.dataset import Circuits, with_circuits
 from headwise.circuits.truncation import Truncation
 from headwise.cli.app import app
+from headwise.cost.explicit import explicit
+from headwise.cost.planner import Cost
 from headwise.models.checkpoints import Checkpoint
 from headwise.observation.loading import LoadedModel
 from headwise.observation.scan import Scan
@@ -26,6 +28,9 @@ from headwise.report.findings import Finding
 from headwise.results.circuit_definitions import CIRCUITS
 from headwise.results.records import PROFILED
 from headwise.results.schema import VARIABLES
+from headwise.theorems.grading import grade
+from headwise.theorems.measured import Measured
+from headwise.theorems.statement import Evidence, Outcome, Theorem
 from headwise.training.config import TrainConfig
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -40,6 +45,8 @@ COMMAND_LINES: Final = {
     "show": "headwise show book.nc --out book.html --json book.json",
     "circuits": f"headwise circuits {MODEL} --out heads.csv",
     "truncate": f"headwise truncate {MODEL} --tokens 128 --tolerance 0.05 --out ranks.html",
+    "cost": f"headwise cost {MODEL} --length 2k,8k --on h100-sxm --csv parts.csv",
+    "theorems": "headwise theorems --only logit-variance,convex-combination --out theory.html",
     "train": "headwise train book.txt --out run --tokenizer bytes --context 64 --steps 20",
     "generate": 'headwise generate "It was the best of" --model run --tokens 20',
 }
@@ -50,7 +57,8 @@ CLI_HEAD = f"""# The command line
 `headwise --version` prints the version, `headwise COMMAND --help` what is below.
 
 Exit codes: 0, done; 2, what was asked cannot be done, or layers of the model are not finite (the
-results hold the other layers); 130, stopped with Ctrl-C (what was measured until then is written);
+results hold the other layers); 3, a statement of `headwise theorems` did not come out as the theory
+says, or a graded function misses a requirement; 130, stopped with Ctrl-C (what was measured until then is written);
 1, a bug in Headwise, whose traceback `HEADWISE_TRACEBACK=1` shows. Every failure is one line on
 standard error, and no file is left half-written.
 """
@@ -77,7 +85,8 @@ def commands() -> dict[str, Any]:
 
 
 def _option(parameter: Any) -> tuple[str, ...]:
-    names = ", ".join(f"`{name}`" for name in sorted(parameter.opts, key=len, reverse=True))
+    opts = [*sorted(parameter.opts, key=len, reverse=True), *parameter.secondary_opts]
+    names = ", ".join(f"`{name}`" for name in opts)
     value = "" if parameter.is_flag else f" `{parameter.metavar}`"
     meaning, default = _said(parameter)
     if not default:
@@ -130,6 +139,22 @@ LIBRARY: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
             "headwise.circuits.dataset.with_circuits": with_circuits,
             "hw.truncate": hw.truncate,
             "Truncation": Truncation,
+        },
+    ),
+    (
+        "What a model costs",
+        {"hw.cost": hw.cost, "Cost": Cost, "headwise.cost.explicit.explicit": explicit},
+    ),
+    (
+        "What the theory says",
+        {
+            "hw.theorems": hw.theorems,
+            "Theorem": Theorem,
+            "Theorem.check": Theorem.check,
+            "Outcome": Outcome,
+            "Evidence": Evidence,
+            "Measured": Measured,
+            "headwise.theorems.grading.grade": grade,
         },
     ),
     (
@@ -195,6 +220,9 @@ EXAMPLES: Final = {
     "Checkpoint": '>>> model = hw.models.build(hw.models.preset("tiny"))\n'
     '>>> checkpoint = hw.load(hw.save(model, "tiny"))\n'
     ">>> checkpoint.model.architecture == model.architecture, checkpoint.tokenizer\n(True, None)",
+    "Cost": f'>>> plan = hw.cost("{MODEL}", length=512, batch=2, on="h100-sxm")\n'
+    ">>> plan.forward.macs * 2 == plan.flops\nTrue\n"
+    ">>> plan.time.decode.bound\n'bandwidth'",
     "hw.models.Generated": '>>> model = hw.models.build(hw.models.preset("tiny"))\n'
     ">>> new = hw.models.generate(model, torch.tensor([[1, 2, 3]]), tokens=3)\n"
     ">>> new.ids.shape, new.lengths.tolist()\n(torch.Size([1, 3]), [3])",
@@ -209,6 +237,13 @@ EXAMPLES: Final = {
     "Finding": ">>> for finding in hw.findings(scan):\n"
     "...     line = f'{finding.severity}: {finding.sentence}'",
     "hw.report": ">>> hw.report(scan, \"scan.html\")\nPosixPath('scan.html')",
+    "Theorem": ">>> theorem = hw.theorems()[0]\n>>> theorem.name, str(theorem.kind)\n"
+    "('convex-combination', 'identity')",
+    "Outcome": ">>> outcome = theorem.check()\n>>> outcome.where, outcome.warnings\n"
+    "('random weights', ())",
+    "Evidence": ">>> all(control.failed for control in outcome.evidence.controls)\nTrue",
+    "Measured": ">>> measured = outcome.evidence.measured[0]\n>>> measured.predicted, measured.holds\n"
+    "(0.0, True)",
     "hw.attention.log_sum_exp": ">>> hw.attention.log_sum_exp(torch.zeros(1, 8)).exp()\n"
     "tensor([8.])",
     "hw.attention.output": ">>> half = torch.full((1, 1, 1, 2), 0.5)\n"
@@ -276,8 +311,9 @@ def _stub(name: str, function: Callable[..., Any]) -> str:
 
 
 def _plain(code: str) -> str:
-    """Annotations without their quotes, members of an enum by their names."""
-    return re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", code).replace("'", "")
+    """Annotations without their quotes, words as defaults in theirs, members of an enum by name."""
+    quoted = re.sub(r"(?<== )'([^']*)'", r'"\1"', code)
+    return re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", quoted).replace("'", "")
 
 
 def _docstring(thing: Any) -> tuple[str, str]:

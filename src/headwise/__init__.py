@@ -31,6 +31,7 @@ _WHERE = {
     "save": "headwise.models.checkpoints.own:save",
     "scan": "headwise.observation.run:scan",
     "stream": "headwise.models.text:stream",
+    "theorems": "headwise.theorems.registry:theorems",
     "train": "headwise.training.loop:train",
     "truncate": "headwise.circuits.truncation:truncate",
 }
@@ -53,6 +54,7 @@ __all__ = [
     "save",
     "scan",
     "stream",
+    "theorems",
     "train",
     "truncate",
 ]
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     from headwise.report.findings import findings
     from headwise.report.page import write_report as report
     from headwise.results.io import load as load_scan
+    from headwise.theorems.registry import theorems
     from headwise.training.loop import train
 
 

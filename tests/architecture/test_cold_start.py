@@ -1,4 +1,4 @@
-"""Importing Headwise and asking for help load nothing heavy and cost under 0.4 s of CPU."""
+"""Importing Headwise, asking for help and for a cost load nothing heavy and take little CPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+
+from tests.cost.as_files import TRILLION, config, write
 
 HEAVY = ("torch", "transformers", "xarray", "numpy", "pandas", "rich")
 CPU_SECONDS = 0.4
@@ -42,6 +44,26 @@ def test_nothing_heavy_is_loaded(body):
     results = [measure(body) for _ in range(3)]
     assert results[0][1] == []
     assert min(seconds for seconds, _ in results) < CPU_SECONDS
+
+
+COST_SECONDS = 0.5
+RUN = "from headwise.cli.app import run"
+
+
+@pytest.mark.parametrize("name", ["small", "trillion"])
+@pytest.mark.parametrize(
+    ("body", "allowed"),
+    [
+        (f"{RUN}; assert run(['cost', {{file!r}}]) == 0", ["rich"]),
+        (f"{RUN}; assert run(['cost', {{file!r}}, '--json', '-q']) == 0", []),
+        ("import headwise as hw; assert hw.cost({file!r}).parameters", []),
+    ],
+)
+def test_a_cost_is_answered_at_once(tmp_path, name, body, allowed):
+    write(tmp_path, small=config("llama"), trillion=TRILLION)
+    results = [measure(body.format(file=str(tmp_path / f"{name}.json"))) for _ in range(3)]
+    assert set(results[0][1]) <= set(allowed)
+    assert min(seconds for seconds, _ in results) < COST_SECONDS
 
 
 def test_a_heavy_import_is_noticed():

@@ -21,6 +21,7 @@ class Stage:
         self.error: BaseException | None = None
         self.loading: dict = {}
         self.circuits: list[str] = []
+        self.theorems: list[tuple] = []
 
     def opened(self, model, dtype, device, trust_remote_code):
         self.loading = {
@@ -30,6 +31,10 @@ class Stage:
 
     def add_circuits(self, dataset, loaded, *, on_text, progress):
         self.circuits.append(loaded)
+        return dataset
+
+    def add_theorems(self, dataset, loaded, *, text, tokens, progress):
+        self.theorems.append((loaded, text, tokens))
         return dataset
 
     def scan(self, model, **arguments):
@@ -66,4 +71,8 @@ def stage(tmp_path, monkeypatch, capsys):
         add_circuits=stage.add_circuits, text_reader=lambda loaded, heads: None
     )
     monkeypatch.setitem(sys.modules, "headwise.circuits.dataset", circuits)
+    cost = SimpleNamespace(add_cost=lambda dataset, loaded: dataset)
+    monkeypatch.setitem(sys.modules, "headwise.observation.costed", cost)
+    theorems = SimpleNamespace(add_theorems=stage.add_theorems)
+    monkeypatch.setitem(sys.modules, "headwise.theorems.reported", theorems)
     return stage

@@ -101,6 +101,14 @@ def test_circuits_are_part_of_a_report_unless_turned_off(stage):
     assert stage.circuits == ["m"]
 
 
+def test_statements_are_part_of_a_report_unless_turned_off(stage):
+    (stage.folder / "t.txt").write_text("Call me Ishmael.")
+    assert stage.run("report", "m", "--text", "t.txt", "--tokens", "31")[0] == 0
+    assert stage.theorems == [("m", "Call me Ishmael.", 31)]
+    assert stage.run("report", "m", "--no-theorems")[0] == 0
+    assert len(stage.theorems) == 1
+
+
 def test_report_saves_and_writes_json(stage):
     line = "report m --out page.html --save scan.nc --json found.json"
     code, out, err = stage.run(*line.split())

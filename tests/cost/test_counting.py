@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from headwise.cost.config import parts_of
 from headwise.cost.counting import count
 from headwise.cost.elementwise import elementwise
 from headwise.cost.explicit import explicit
@@ -140,6 +141,52 @@ def test_fused_attention_on_the_cpu_is_not_seen(length, share):
     found = other_counters(explicit(**GPT2), Workload(length=length))
     counter = next(each for each in found if each.tool.startswith("torch FlopCounterMode"))
     assert round(float(counter.ratio), 5) == share
+
+
+# What was missing in the counters with transformers' default attention (torch 2.13, fvcore 0.1.5,
+# transformers 5.24). calflops misses what fvcore does, and adds elementwise operations.
+_LATENT = {
+    "model_type": "deepseek_v3", "hidden_size": 48, "intermediate_size": 80,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 257,
+    "n_routed_experts": 6, "num_experts_per_tok": 3, "n_shared_experts": 2,
+    "moe_intermediate_size": 32, "first_k_dense_replace": 1, "kv_lora_rank": 22,
+    "q_lora_rank": 26, "qk_rope_head_dim": 6, "qk_nope_head_dim": 8, "v_head_dim": 7,
+}  # fmt: skip
+_OTHER_SIZES = {
+    "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 257, "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "torches", "fvcores"),
+    [
+        (_LATENT, 1_769_472, 2_285_568),  # two widths: a CPU composes, which torch's counter sees
+        ({"model_type": "gpt_oss", **_OTHER_SIZES}, 5_898_240, 5_898_240),  # eager by default
+        ({"model_type": "gemma2", **_OTHER_SIZES}, 0, 0),
+    ],
+)
+def test_what_is_not_seen_of_experts_and_of_composed_attention(config, torches, fvcores):
+    found = other_counters(parts_of(config), Workload(length=32))
+    missing = {
+        e.tool.split(" (")[0]: e.right - e.counted for e in found if e.what == "forward FLOPs"
+    }
+    assert missing.get("torch FlopCounterMode", 0) == torches
+    assert missing.get("fvcore", 0) == missing.get("calflops", 0) == fvcores
+
+
+def test_a_mixture_loses_experts_as_well_as_attention():
+    config = {
+        **_OTHER_SIZES, "model_type": "mixtral", "hidden_size": 512, "intermediate_size": 1024,
+        "num_hidden_layers": 8, "num_attention_heads": 8, "head_dim": 64, "vocab_size": 32000,
+        "num_local_experts": 8,
+    }  # fmt: skip
+    found = other_counters(parts_of(config), Workload(length=128))
+    counted = {(e.tool.split(" (")[0], e.what): e.counted for e in found}
+    for tool in ("torch FlopCounterMode", "fvcore"):
+        assert counted[tool, "forward FLOPs"] == 5_544_869_888
+        assert counted[tool, "forward FLOPs, eager attention"] == 5_813_305_344
 
 
 def test_a_tied_unembedding_is_counted_twice():

@@ -63,9 +63,15 @@ def test_compare_two_models(shown, models):
     assert len(out.split("the head that differs most")[1].strip().splitlines()) == 5
 
 
+def test_attention_from_scratch(shown):
+    lines = shown("attention_from_scratch").splitlines()
+    assert [line for line in lines[:-1] if not line.startswith("passed")] == []
+    assert lines[-1] == "attention meets 17 of 17 requirements."
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_scripts_are_short_and_tested(script):
     source = script.read_text(encoding="utf-8")
     assert len(source.splitlines()) <= MOST_LINES
-    assert f"python examples/{script.name} MODEL" in source
+    assert f"python examples/{script.name}" in source
     assert f"def test_{script.stem}(" in (ROOT / "tests/examples/test_scripts.py").read_text()

@@ -1,6 +1,7 @@
 """The program ``headwise``: its commands, and how every failure ends in one line.
 
 Exit codes: 0 done; 2 what was asked cannot be done, or what was measured is not finite;
+3 a statement of `theorems` did not come out as expected, or a graded function is wrong;
 130 stopped by Ctrl-C; 1 a bug in Headwise.
 """
 
@@ -24,6 +25,7 @@ from headwise.cli.heap import keep_large_blocks_out_of_the_heap
 from headwise.cli.report import report
 from headwise.cli.scan import scan
 from headwise.cli.show import show
+from headwise.cli.theorems import theorems
 from headwise.cli.train import train
 from headwise.cli.truncate import truncate
 from headwise.errors import HeadwiseError
@@ -68,7 +70,7 @@ def _told(command: Callable[..., int]) -> Callable[..., int]:
     return run_command
 
 
-for _command in (report, scan, show, circuits, truncate, cost, train, generate):
+for _command in (report, scan, show, circuits, truncate, cost, theorems, train, generate):
     app.command()(_told(_command))
 
 

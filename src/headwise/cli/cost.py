@@ -11,7 +11,9 @@ from headwise.cli import options as o
 
 __all__ = ["cost"]
 
-Size = Annotated[int | None, typer.Option(metavar="N")]
+
+def _size(meaning: str) -> Any:
+    return typer.Option(metavar="N", help=meaning)
 
 
 def cost(
@@ -94,18 +96,28 @@ def cost(
         typer.Option(metavar="X", help="Measured in training: the utilisation of --on (MFU)."),
     ] = None,
     devices: Annotated[int, typer.Option(metavar="N", help="Machines that made them.")] = 1,
-    d_model: Size = None,
-    layers: Size = None,
-    heads: Size = None,
-    vocab: Size = None,
-    kv_heads: Size = None,
-    d_head: Size = None,
-    d_ff: Size = None,
-    window: Size = None,
-    context: Size = None,
-    experts: Size = None,
-    experts_used: Size = None,
-    shared_experts: Size = None,
+    d_model: Annotated[
+        int | None, _size("Sizes in place of a CONFIG: width of the stream.")
+    ] = None,
+    layers: Annotated[int | None, _size("Blocks.")] = None,
+    heads: Annotated[int | None, _size("Query heads.")] = None,
+    vocab: Annotated[int | None, _size("Tokens of the vocabulary.")] = None,
+    kv_heads: Annotated[
+        int | None, _size("Heads of keys and values. [as many as query heads]")
+    ] = None,
+    d_head: Annotated[int | None, _size("Width of a head. [d_model / heads]")] = None,
+    d_ff: Annotated[int | None, _size("Width of the MLP. [4 · d_model]")] = None,
+    window: Annotated[
+        int | None, _size("Keys that a token sees, its own included. [all before]")
+    ] = None,
+    context: Annotated[int | None, _size("Tokens it is trained for. [not known]")] = None,
+    experts: Annotated[
+        int | None, _size("MLPs in each block, of width d_ff each. [one MLP]")
+    ] = None,
+    experts_used: Annotated[int | None, _size("Of them, by one token. [1]")] = None,
+    shared_experts: Annotated[
+        int | None, _size("Experts beside them, used by every token. [0]")
+    ] = None,
     gated: Annotated[bool, typer.Option("--gated", help="Three matrices in the MLP.")] = False,
     bias: Annotated[bool, typer.Option("--bias", help="Biases, and LayerNorm.")] = False,
     tied: Annotated[bool, typer.Option("--tied", help="The embedding makes the logits.")] = False,
@@ -131,23 +143,25 @@ def cost(
     """Count CONFIG: parameters, FLOPs, memory, crossovers and least times. No weights, no torch."""
     from headwise.cli.cost_options import lengths, memory_bytes, packed, sizes
     from headwise.cli.cost_output import Wanted, finish, measured_machine
+    from headwise.cost.config import read_source
     from headwise.cost.explicit import explicit
     from headwise.cost.planner import cost as count
 
     given = sizes({
         "d_model": d_model, "layers": layers, "heads": heads, "vocab": vocab, "kv_heads": kv_heads,
         "d_head": d_head, "d_ff": d_ff, "window": window, "context": context, "experts": experts,
-        "experts_used": experts_used, "shared_experts": shared_experts, "gated": gated,
-        "bias": bias, "tied": tied, "causal": False if encoder else None,
+        "experts_used": experts_used, "shared_experts": shared_experts, "gated": gated or None,
+        "bias": bias or None, "tied": tied or None, "causal": False if encoder else None,
     })  # fmt: skip
-    sources: list[Any] = [*(configs or ()), *(() if given is None else (explicit(**given),))]
+    named: list[Any] = [*(configs or ()), *(() if given is None else (explicit(**given),))]
+    sources = [read_source(each) for each in named]
     wanted = Wanted(
         page=out, csv=csv, json=json, verify=verify, machine=save_machine, quiet=quiet,
         tokens_per_second=tokens_per_second, devices=devices, read=tuple(configs or ()),
     )  # fmt: skip
     every = lengths(length)
-    wanted.check(sources, every, calibrate, on)
-    machine = measured_machine(wanted) if calibrate else on
+    wanted.check(sources, every, calibrate=calibrate, on=on, share=efficiency)
+    measured = measured_machine(wanted) if calibrate else None
     costs = [
         count(
             each,
@@ -163,11 +177,11 @@ def cost(
             weights=weights,
             cache=cache,
             optimizer=optimizer,
-            on=machine,
+            on=on if measured is None else measured,
             efficiency=efficiency,
             memory_bytes=memory_bytes(memory),
         )
         for each in sources
         for tokens in every
     ]
-    return finish(costs, wanted)
+    return finish(costs, wanted, measured)

@@ -74,12 +74,12 @@ def sizes(given: Mapping[str, Any]) -> dict[str, Any] | None:
     """The explicit sizes among the options, by the names of ``explicit``; None if none is given.
 
     Example:
-        >>> sizes({"d_model": 64, "layers": 2, "heads": 4, "vocab": None, "bias": False})
+        >>> sizes({"d_model": 64, "layers": 2, "heads": 4, "vocab": None, "bias": None})
         Traceback (most recent call last):
         ...
         headwise.errors.OptionError: explicit sizes without --vocab; allowed: --d-model, --layers, --heads and --vocab at least
     """  # noqa: E501
-    chosen = {name: value for name, value in given.items() if value not in (None, False)}
+    chosen = {name: value for name, value in given.items() if value is not None}
     if not chosen:
         return None
     missing = [f"--{name.replace('_', '-')}" for name in _NEEDED if name not in chosen]
@@ -88,4 +88,9 @@ def sizes(given: Mapping[str, Any]) -> dict[str, Any] | None:
             f"explicit sizes without {missing[0]}",
             allowed="--d-model, --layers, --heads and --vocab at least",
         )
+    for name, needed in (("experts_used", "experts"), ("shared_experts", "experts")):
+        if name in chosen and needed not in chosen:
+            raise OptionError(f"--{name.replace('_', '-')} without --{needed}")
+    if "window" in chosen and chosen.get("causal") is False:
+        raise OptionError("--window with --encoder", allowed="a window of a model with the mask")
     return chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headwise.errors import OptionError
 
 if TYPE_CHECKING:
+    from headwise.cost.config import Source
     from headwise.cost.hardware import Hardware
     from headwise.cost.planner import Cost
 
@@ -35,10 +37,17 @@ class Wanted:
     read: tuple[str, ...]
 
     def check(
-        self, sources: Sequence[Any], lengths: Sequence[Any], calibrate: bool, on: str | None
+        self,
+        sources: Sequence[Source],
+        lengths: Sequence[int | None],
+        *,
+        calibrate: bool,
+        on: str | None,
+        share: float | None,
     ) -> None:
         """Raise unless what is asked fits together and everything can be written."""
         from headwise.cli.output import Outputs
+        from headwise.report.numbers import counted
 
         if not sources:
             raise OptionError(
@@ -47,42 +56,53 @@ class Wanted:
                 " (--d-model, --layers, --heads, --vocab)",
             )
         if len(sources) * len(lengths) > _MOST:
-            raise OptionError(
-                f"{len(sources)} models at {len(lengths)} lengths", allowed=f"{_MOST} in all"
-            )
+            asked = f"{counted(len(sources), 'model')} at {counted(len(lengths), 'length')}"
+            raise OptionError(asked, allowed=f"{_MOST} columns in all")
         if calibrate and on is not None:
             raise OptionError("--calibrate and --on were given", allowed="one of the two")
         if self.machine is not None and not calibrate:
             raise OptionError("--save-machine without --calibrate", to_do="add --calibrate")
-        if self.tokens_per_second is not None and on is None and not calibrate:
-            raise OptionError(
-                "--tokens-per-second without a machine", to_do="add --on or --calibrate"
-            )
+        if self.tokens_per_second is not None and not 0 < self.tokens_per_second < math.inf:
+            raise OptionError(f"--tokens-per-second {self.tokens_per_second}", allowed="above 0")
+        if self.devices < 1:
+            raise OptionError(f"--devices {self.devices}", allowed="1 or more")
+        if self.devices > 1 and self.tokens_per_second is None:
+            raise OptionError("--devices without --tokens-per-second", to_do="add what they made")
+        for name, value in (("tokens-per-second", self.tokens_per_second), ("efficiency", share)):
+            if value is not None and on is None and not calibrate:
+                raise OptionError(f"--{name} without a machine", to_do="add --on or --calibrate")
+        for each in sources if self.verify else ():
+            _buildable(each)
         for path, suffix in ((self.page, ".html"), (self.csv, ".csv"), (self.machine, ".toml")):
             if path is not None and path.suffix != suffix:
                 raise OptionError(f"{path} as a file", allowed=f"a name that ends in {suffix}")
-        Outputs(page=self.page, other=self.csv, json=self.json, read=self.read).check()
+        inside = [Path(name) / "config.json" for name in self.read]
+        Outputs(page=self.page, other=self.csv, json=self.json, read=(*self.read, *inside)).check()
 
 
 def measured_machine(wanted: Wanted) -> Hardware:
-    """Calibrate, and keep what was measured where that is asked."""
+    """This machine, calibrated."""
     from headwise.cli.output import progress_bar
-    from headwise.cost.hardware import save_hardware
     from headwise.observation.machine import calibrate
 
     with progress_bar(wanted.quiet) as progress:
         told = None if progress is None else lambda done, of: progress(done, of, "measuring")
-        found = calibrate(told)
-    if wanted.machine is not None:
-        save_hardware(found, wanted.machine)
-    return found
+        return calibrate(told)
 
 
-def finish(costs: Sequence[Cost], wanted: Wanted) -> int:
-    """Write everything asked for, print, and return the exit code: 2 where a check is not equal."""
+def finish(costs: Sequence[Cost], wanted: Wanted, machine: Hardware | None = None) -> int:
+    """Write everything asked for, print, and return the exit code: 2 where a check is not equal.
+
+    ``machine``: what was calibrated, to be kept where that is asked.
+    """
+    from headwise.cost.hardware import save_hardware
     from headwise.files import whole
 
-    written = [] if wanted.machine is None else [wanted.machine]
+    checks = [_checked(cost) for cost in costs] if wanted.verify else []
+    written = []
+    if wanted.machine is not None and machine is not None:
+        save_hardware(machine, wanted.machine)
+        written.append(wanted.machine)
     if wanted.csv is not None:
         with whole(wanted.csv) as temporary:
             _write_csv(costs, temporary)
@@ -93,7 +113,6 @@ def finish(costs: Sequence[Cost], wanted: Wanted) -> int:
         with whole(wanted.page) as temporary:
             temporary.write_text(cost_page(costs), encoding="utf-8")
         written.append(wanted.page)
-    checks = [_checked(cost) for cost in costs] if wanted.verify else []
     if wanted.json is not None:
         text = json.dumps(_as_json(costs, checks), indent=2, ensure_ascii=False) + "\n"
         if wanted.json == "-":
@@ -144,13 +163,19 @@ def _as_json(costs: Sequence[Cost], checks: Sequence[Any]) -> Any:
     return found[0] if len(found) == 1 else found
 
 
-def _checked(cost: Cost) -> Any:
-    """The model counted on the meta device; only a configuration of transformers can be built."""
-    if cost.config is None:
+def _buildable(source: Source) -> None:
+    """Raise unless transformers can build the model, to count it."""
+    if source.config is None:
         raise OptionError(
-            f"--verify of {cost.name}", allowed="a config.json of transformers: it has to be built"
+            f"--verify of {source.where}",
+            allowed="a config.json of transformers: it has to be built",
         )
+
+
+def _checked(cost: Cost) -> Any:
+    """The model counted on the meta device."""
     from headwise.observation.counted import verify
 
     work = cost.workload
+    assert cost.config is not None
     return verify(cost.config, length=work.length, batch=work.batch, source=work.source)

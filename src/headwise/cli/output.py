@@ -33,7 +33,6 @@ class Outputs:
     def check(self) -> None:
         """Raise unless everything can be written; asked before the work begins."""
         from headwise.files import writable
-        from headwise.results.io import save_path
 
         file = None if self.json in (None, "-") else Path(str(self.json))
         if "-" in (str(self.page), str(self.other)):
@@ -53,6 +52,8 @@ class Outputs:
             if target is not None:
                 writable(target)
         if self.scan is not None:
+            from headwise.results.io import save_path  # it loads torch and xarray
+
             save_path(self.scan)
 
 

@@ -33,6 +33,9 @@ def report(
     no_circuits: Annotated[
         bool, typer.Option("--no-circuits", help="Leave out what the heads are made of.")
     ] = False,
+    no_theorems: Annotated[
+        bool, typer.Option("--no-theorems", help="Leave out which statements of the theory hold.")
+    ] = False,
     allow_long: o.AllowLong = False,
     trust_remote_code: o.TrustRemoteCode = False,
     quiet: o.Quiet = False,
@@ -65,6 +68,7 @@ def report(
     from headwise.observation.run import opened
     from headwise.observation.run import scan as measure
     from headwise.results.validate import about
+    from headwise.theorems.reported import add_theorems
 
     with progress_bar(quiet) as progress:
         loaded = opened(model or None, dtype, device, trust_remote_code)
@@ -78,6 +82,10 @@ def report(
                     on_text = None if reader is None else reader.finish(scan)
                     dataset = add_circuits(dataset, loaded, on_text=on_text, progress=progress)
                 dataset = add_cost(dataset, loaded)
+                if not no_theorems:
+                    dataset = add_theorems(
+                        dataset, loaded, text=arguments["text"], tokens=tokens, progress=progress
+                    )
             except KeyboardInterrupt:  # the scan is whole
                 scan.facts["interrupted"] = True
                 dataset = scan.dataset

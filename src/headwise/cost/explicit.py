@@ -44,8 +44,10 @@ def explicit(
         OptionError: sizes that do not fit together.
 
     Example:
-        >>> explicit(d_model=4096, layers=1, heads=32, vocab=32_000).stacks[0].layers[0].number
-        0
+        >>> from headwise.cost.explicit import explicit
+        >>> parts = explicit(d_model=4096, layers=32, heads=32, kv_heads=8, vocab=32_000)
+        >>> len(parts.stacks[0].layers), parts.stacks[0].layers[0].attentions[0].d_qk
+        (32, 128)
     """
     kv = heads if kv_heads is None else kv_heads
     sizes = {

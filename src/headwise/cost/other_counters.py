@@ -1,7 +1,8 @@
 """What other counters would say of the same model, and why they would be wrong.
 
 Only what follows from how a counter works is computed: which products it sees. Every rule was
-checked against the counter itself (versions below) on GPT-2, SmolLM2 and BERT.
+checked against the counters themselves (versions below, transformers 5.24) on GPT-2, SmolLM2 and
+BERT; those of attention and experts on Mixtral, Gemma 2, gpt-oss and DeepSeek-V3 too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ __all__ = ["Other", "other_counters"]
 
 _PRODUCTS = (Component.SCORES, Component.MIX)
 _EXPERTS = (Component.EXPERTS,)
+_COMPOSED = ("gemma2", "gpt_oss")  # transformers multiplies them eagerly unless told otherwise
+_UNSEEN = "scaled_dot_product_attention on the CPU has no formula: both products count as 0"
+_GROUPED = "transformers multiplies experts by grouped_mm, which has no formula: they count as 0"
 _IN_BLOCKS = (Component.QUERY, Component.KEY, Component.VALUE, Component.OUTPUT, Component.MLP)
 
 
@@ -70,15 +74,14 @@ def _without(counts: Counts, components: Iterable[Component]) -> int:
 def _forward(parts: Parts, counts: Counts) -> Iterable[Other]:
     flops, unit = counts.flops, "forward FLOPs"
     experts = any(line.component in _EXPERTS for line in counts.lines)
-    unseen = "scaled_dot_product_attention on the CPU has no formula: both products count as 0"
     for tool in ("torch FlopCounterMode (2.13)", "calflops (0.3.2)", "fvcore (0.1.5)"):
-        yield Other(tool, unit, _without(counts, _PRODUCTS), flops, unseen)
-    if experts:
-        yield Other(
-            "torch FlopCounterMode (2.13)", f"{unit}, eager attention",
-            _without(counts, _EXPERTS), flops,
-            "transformers multiplies experts by grouped_mm, which has no formula: they count as 0",
-        )  # fmt: skip
+        fused = _is_fused(parts, tool)
+        missed = [*(_PRODUCTS if fused else ()), *(_EXPERTS if experts else ())]
+        why = "; ".join([_UNSEEN] * fused + [_GROUPED] * experts)
+        yield Other(tool, unit, _without(counts, missed), flops, why)
+        if experts and fused:
+            eager = _without(counts, _EXPERTS)
+            yield Other(tool, f"{unit}, eager attention", eager, flops, _GROUPED)
     hidden = {*_PRODUCTS, *_EXPERTS}
     reason = "it sees nn.Linear modules only: no attention products"
     reason += " and no experts" if experts else ""
@@ -94,6 +97,18 @@ def _forward(parts: Parts, counts: Counts) -> Iterable[Other]:
             flops, visible,
             "dense kernels multiply all n² pairs; windows and the causal mask leave fewer",
         )  # fmt: skip
+
+
+def _is_fused(parts: Parts, tool: str) -> bool:
+    """Whether the default attention of transformers hides both products from a counter.
+
+    Where keys and values differ in width, the CPU takes the composed form: torch's own counter
+    sees its products, those that look at the call do not.
+    """
+    if parts.family in _COMPOSED:
+        return False
+    composed = any(a.d_qk != a.d_value for _, _, a in parts.attentions())
+    return not (composed and tool.startswith("torch"))
 
 
 def _parameters(parts: Parts, counts: Counts) -> Iterable[Other]:

@@ -8,6 +8,7 @@ dimensions, because transformers cannot build it from shapes.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,10 +31,7 @@ _META = torch.device("meta")
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Predicted beside counted: parameters, FLOPs of a forward pass, and of forward and backward.
-
-    ``counted_training`` is None where the model has no gradient on the meta device.
-    """
+    """Predicted beside counted: parameters, and FLOPs of a forward pass, and with its backward."""
 
     model_class: str
     length: int
@@ -87,9 +85,9 @@ def verify(
                 model(**inputs)
             with FlopCounterMode(display=False) as training:
                 _total(model(**inputs)).backward()
-        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
             raise ModelError(
-                f"{parts.model_class} does not run on the meta device: {error}"
+                f"{parts.model_class} does not run on the meta device: {_line(error)}"
             ) from error
     return Verified(
         model_class=parts.model_class,
@@ -112,19 +110,35 @@ def _on_meta(config: Mapping[str, Any], name: str) -> nn.Module:
         raise ModelError(f"transformers {transformers.__version__} has no class {name}")
     settings: dict[str, Any] = json.loads(json.dumps(dict(config)))
     kind = settings.pop("model_type")
-    made: Any = transformers.AutoConfig.for_model(kind, **settings)
-    made._experts_implementation = "batched_mm"
-    with _META:
-        model: nn.Module = form._from_config(made, attn_implementation="eager")
+    try:
+        made = _of_class(transformers.AutoConfig.for_model(kind, **settings), form.config_class)
+        made._experts_implementation = "batched_mm"
+        if getattr(made, "pad_token_id", None) is None:
+            made.pad_token_id = 0  # classifiers of sequences refuse batches without one
+        with _META:
+            model: nn.Module = form._from_config(made, attn_implementation="eager")
+    except Exception as error:  # validators of configurations raise types of several libraries
+        raise ModelError(f"transformers cannot build {name}: {_line(error)}") from error
     model.tie_weights()  # type: ignore[operator]
     return model.eval()
+
+
+def _of_class(config: Any, wanted: type) -> Any:
+    """The configuration, or that of its tower which the class is built from."""
+    towers = (getattr(config, name, None) for name in ("text_config", "vision_config"))
+    return next((each for each in (config, *towers) if isinstance(each, wanted)), config)
+
+
+def _line(error: Exception) -> str:
+    """What an error of another library says, on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _inputs(model: Any, workload: Workload) -> dict[str, Tensor]:
     """Shapes for whatever the model reads: tokens, a picture, or sound."""
     config, batch, length = model.config, workload.batch, workload.length
     tokens = torch.zeros(batch, length, dtype=torch.long, device=_META)
-    if model.main_input_name == "pixel_values" or config.model_type == "clip":
+    if "pixel_values" in inspect.signature(model.forward).parameters:
         return _pictures(model, tokens, workload)
     if model.main_input_name == "input_features":
         sound = torch.zeros(
@@ -135,7 +149,10 @@ def _inputs(model: Any, workload: Workload) -> dict[str, Tensor]:
         read = torch.zeros(batch, workload.encoded, dtype=torch.long, device=_META)
         return {"input_ids": read, "decoder_input_ids": tokens}
     mask = torch.zeros(batch, 1, length, length, device=_META)
-    return {"input_ids": tokens, "attention_mask": mask}
+    found = {"input_ids": tokens, "attention_mask": mask}
+    if config.model_type == "opt":  # counts positions by the mask unless they are given
+        found["position_ids"] = tokens
+    return found
 
 
 def _pictures(model: Any, tokens: Tensor, workload: Workload) -> dict[str, Tensor]:
@@ -143,11 +160,10 @@ def _pictures(model: Any, tokens: Tensor, workload: Workload) -> dict[str, Tenso
     size, channels = vision.image_size, vision.num_channels
     height, width = (size, size) if isinstance(size, int) else size
     picture = torch.zeros(workload.batch, channels, height, width, device=_META)
-    if model.main_input_name == "pixel_values" and model.config.model_type != "clip":
+    if "input_ids" not in inspect.signature(model.forward).parameters:
         return {"pixel_values": picture}
     mask = torch.zeros(workload.batch, 1, *tokens.shape[-1:] * 2, device=_META)
-    read = {"input_ids": tokens, "attention_mask": mask}
-    return read if model.main_input_name == "input_ids" else {**read, "pixel_values": picture}
+    return {"pixel_values": picture, "input_ids": tokens, "attention_mask": mask}
 
 
 def _total(outputs: Any) -> Tensor:

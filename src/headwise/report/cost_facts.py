@@ -17,7 +17,7 @@ from headwise.cost.parts import Component
 from headwise.cost.planner import Cost, main_stack
 from headwise.cost.roofline import PassTime
 from headwise.cost.utilisation import hardware_flops, mfu, model_flops, palm_flops
-from headwise.report.numbers import duration, memory, three
+from headwise.report.numbers import counted, duration, memory, three
 
 __all__ = [
     "CONVENTION",
@@ -95,26 +95,34 @@ def title(cost: Cost) -> tuple[str, list[str]]:
     """The name, and the facts beside it."""
     parts, stack = cost.parts, main_stack(cost.parts)
     attention = stack.layers[0].attentions[0] if stack.layers else None
-    facts = [parts.model_class or parts.family]
+    kind = parts.model_class or parts.family
+    facts = [] if kind == cost.name else [kind]
     for each in parts.stacks:
         label = "" if len(parts.stacks) == 1 else f"{each.name}: "
-        facts.append(f"{label}{len(each.layers)} layers, d_model {each.d_model:,}")
+        facts.append(f"{label}{counted(len(each.layers), 'layer')}, d_model {each.d_model:,}")
     if attention is not None:
         shared = attention.kv_heads != attention.heads
         groups = f" over {attention.kv_heads}" if shared else ""
         latent = ", latent keys and values" if attention.latent else ""
-        facts.append(f"{attention.heads} heads{groups} of {attention.d_qk}{latent}")
+        facts.append(f"{counted(attention.heads, 'head')}{groups} of {attention.d_qk}{latent}")
     if stack.context:
         facts.append(f"trained for {stack.context:,} tokens")
-    return cost.name, facts
+    return _printable(cost.name), facts
+
+
+def _printable(text: str) -> str:
+    """Names of files can hold what a terminal would obey."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def short_name(cost: Cost) -> str:
     """The name without folders and suffix: that of the folder where the file has a usual name."""
-    path = Path(cost.name)
+    path, name = Path(cost.name), cost.name
     if path.name in ("config.json", "architecture.json"):
-        return path.absolute().parent.name or cost.name
-    return path.stem if path.suffix in (".json", ".gguf") else cost.name
+        name = path.absolute().parent.name or name
+    elif path.suffix in (".json", ".gguf"):
+        name = path.stem
+    return _printable(name)
 
 
 def in_words(cost: Cost) -> list[str]:
@@ -158,7 +166,7 @@ def component_rows(counts: Counts) -> list[tuple[str, int, int, int]]:
 def pass_rows(cost: Cost) -> list[tuple[str, int, str]]:
     """The passes: name, FLOPs, and a word about them."""
     work, forward = cost.workload, cost.forward
-    tokens = work.batch * work.length
+    tokens = work.batch * (main_stack(cost.parts).tokens or work.length)
     rows = [("forward", forward.flops, "2 · multiply-adds")]
     if cost.decode is not None:
         after = work.cached + work.length
@@ -279,9 +287,9 @@ def fit_rows(cost: Cost) -> list[tuple[str, str]]:
             if what == "context"
             else f"{main_stack(cost.parts).tokens or cost.workload.length:,} tokens"
         )
-        unit = "tokens" if what == "context" else "sequences"
+        unit = "token" if what == "context" else "sequence"
         label = f"{'longest context' if what == 'context' else 'largest batch'}, {use}"
-        found = f"{fit.largest:,} {unit}" if fit.fits else "does not fit"
+        found = counted(fit.largest, unit) if fit.fits else "does not fit"
         rows.append((f"{label}, {beside}, in {memory(fit.memory_bytes)}", found))
     return rows
 
@@ -309,7 +317,7 @@ def notes(cost: Cost) -> list[str]:
         found += [note for note in cost.inference.notes if note not in found]
     if cost.time is not None:
         found += cost.time.notes
-    return [note.rstrip(".") for note in dict.fromkeys(found)]
+    return [_printable(note.rstrip(".")) for note in dict.fromkeys(found)]
 
 
 def compared_rows(costs: Sequence[Cost]) -> tuple[list[str], list[tuple[str, list[str]]]]:

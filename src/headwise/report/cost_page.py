@@ -82,7 +82,7 @@ def cost_page(costs: Sequence[Cost]) -> str:
         )
     return small_page(
         "cost.html",
-        title=f"What {len(costs)} plans cost" if several else f"What {short_name(costs[0])} costs",
+        title=f"The cost of {f'{len(costs)} plans' if several else short_name(costs[0])}",
         facts=[] if several else [first, *facts, *in_words(costs[0])],
         comparison=comparison,
         models=models,

@@ -13,6 +13,7 @@ from headwise.cost.kv_cache import kv_cache
 from headwise.cost.memory import memory
 from headwise.cost.parts import Component
 from headwise.cost.planner import Cost, main_stack
+from headwise.cost.roofline import ComponentTime
 from headwise.report.cost_facts import LABELS, si
 from headwise.report.line_plot import Curve, Marker, curves, stacked
 from headwise.report.numbers import memory as in_bytes
@@ -100,6 +101,8 @@ def _shares(cost: Cost, places: Sequence[int]) -> Plot:
         if each.other in ("MLP", "all linear layers")
     ]
     pairs = "all pairs" if cost.workload.pairs == "all" else "the pairs that the mask shows"
+    if len(cost.parts.stacks) > 1:  # a crossover is that of one stack, the shares are of all
+        markers = []
     drawing = stacked(
         places,
         lines,
@@ -108,9 +111,8 @@ def _shares(cost: Cost, places: Sequence[int]) -> Plot:
         across_words=_tokens,
         markers=markers,
     )
-    return Plot(
-        f"Share of the forward FLOPs, {pairs}; dashed: where Q Kᵀ and A V equal it", drawing
-    )
+    equal = "; dashed: where Q Kᵀ and A V equal it" if markers else ""
+    return Plot(f"Share of the forward FLOPs, {pairs}{equal}", drawing)
 
 
 def _memory(cost: Cost, places: Sequence[int]) -> Plot:
@@ -187,6 +189,18 @@ def _rate(value: float) -> str:
     return f"{float(number):.3g} {unit}FLOP/s"
 
 
+def _titles(
+    points: Sequence[tuple[str, str, ComponentTime]],
+) -> dict[tuple[str, float], str]:
+    """Words for the dot of a pass at an intensity: every component that stands there."""
+    labels: dict[tuple[str, float], list[str]] = {}
+    bounds: dict[tuple[str, float], str] = {}
+    for name, label, part in points:
+        labels.setdefault((name, part.intensity), []).append(label)
+        bounds[name, part.intensity] = part.bound
+    return {key: f"{', '.join(labels[key])}, {key[0]}: {bounds[key]}" for key in labels}
+
+
 def roofline_plot(cost: Cost) -> Plot | None:
     """Attainable FLOP/s against FLOPs per byte, with every component of the three passes."""
     time = cost.time
@@ -226,8 +240,6 @@ def roofline_plot(cost: Cost) -> Plot | None:
         across_words=lambda value: f"{value:,.0f}" if value >= 10 else f"{value:.3g}",
         joined=1,
         across_ticks=[10.0**power for power in range(-2, 7)],
-        titles={
-            (name, part.intensity): f"{label}, {name}: {part.bound}" for name, label, part in points
-        },
+        titles=_titles(points),
     )
     return Plot(f"Roofline of {time.hardware.title}, {time.dtype}: a dot is a component", drawing)

@@ -73,9 +73,9 @@ def cost_summary(cost: Cost) -> RenderableType:
 
 def _table(head: str, *columns: tuple[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column(head, style="none", header_style="bold", overflow="fold")
+    table.add_column(Text(head), style="none", header_style="bold", overflow="fold")
     for name, justify in columns:
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        table.add_column(Text(name), justify=justify, overflow="fold")  # type: ignore[arg-type]
     return table
 
 
@@ -154,6 +154,8 @@ def _others(cost: Cost) -> Table:
     table = _table("Other counters", ("quantity", "left"), ("of it", _NUMBER), ("why", "left"))
     for tool, what, ratio, why in other_rows(cost):
         table.add_row(tool, what, ratio, Text(why, style="dim"))
+    for column, most in zip(table.columns, (23, 16), strict=False):
+        column.max_width = most  # leaves whole words of the reasons on 80 columns
     return table
 
 

@@ -1,7 +1,7 @@
 """A drawing of curves or of stacked shares as SVG, made once: no script is needed to see it.
 
-Lengths run over powers of two, so the horizontal axis is logarithmic. Every point carries a tooltip
-with its numbers.
+Axes are logarithmic unless told otherwise: lengths run over powers of two. Every point carries a
+tooltip with its numbers; a value with a standard error has a bar of one error up and one down.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-__all__ = ["Curve", "Marker", "curves", "stacked"]
+__all__ = ["Curve", "Marker", "curves", "round_ticks", "stacked"]
 
 _WIDTH: Final = 640
 _HEIGHT: Final = 300
-_LEFT: Final = 74
+_LEFT: Final = 80
 _RIGHT: Final = 14
 _TOP: Final = 22
 _BOTTOM: Final = 40
@@ -29,10 +29,14 @@ Words = Callable[[float], str]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A named line: its values at the places of the drawing; None leaves a gap."""
+    """A named line: its values at the places of the drawing; None leaves a gap.
+
+    ``errors`` are standard errors, one for each value, or none at all.
+    """
 
     name: str
     values: Sequence[float | None]
+    errors: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,28 @@ class _Scale:
         return self.start + share * (self.end - self.start)
 
 
+@dataclass(frozen=True, slots=True)
+class _Point:
+    place: float
+    value: float
+    error: float
+
+    def ends(self, log: bool) -> tuple[float, float]:
+        """One standard error down and up; on a logarithmic axis a bar ends above zero."""
+        low = self.value - self.error
+        return (self.value / 10 if log and low <= 0 else low, self.value + self.error)
+
+
+def _points(places: Sequence[float], line: Curve, log: tuple[bool, bool]) -> list[_Point]:
+    errors = line.errors or [0.0] * len(places)
+    return [
+        _Point(place, value, error if math.isfinite(error) else 0.0)
+        for place, value, error in zip(places, line.values, errors, strict=True)
+        if value is not None and math.isfinite(value)
+        and not (log[0] and place <= 0) and not (log[1] and value <= 0)
+    ]  # fmt: skip
+
+
 def curves(
     places: Sequence[float],
     lines: Sequence[Curve],
@@ -74,33 +100,45 @@ def curves(
     titles: Mapping[tuple[str, float], str] | None = None,
     ticks: float = 10.0,
     across_ticks: Sequence[float] | None = None,
+    log: tuple[bool, bool] = (True, True),
+    linked: bool = False,
 ) -> Markup:
-    """Curves over logarithmic axes; values of 0 or less are left out.
+    """Curves over axes that are logarithmic where ``log`` (across, up) says so.
 
-    Lines of the grid stand at powers of ``ticks``, labels below at ``across_ticks`` (None: places).
+    On a logarithmic axis values of 0 or less are left out. Lines of the grid stand at powers of
+    ``ticks`` or at round numbers, labels below at ``across_ticks`` (None: places).
 
-    The first ``joined`` of them (None: all) are lines, the others dots alone. ``titles`` are words
-    for the dots by name and place, in place of their numbers.
+    The first ``joined`` of them (None: all) are lines, the others dots alone, or dots on a faint
+    line where they are ``linked``. ``titles`` are words for the dots by name and place, in place of
+    their numbers.
     """
-    shown = [v for line in lines for v in line.values if v is not None and v > 0]
+    drawn = [_points(places, line, log) for line in lines]
+    shown = [end for points in drawn for point in points for end in point.ends(log[1])]
     if not shown or len(places) < 2:
         return Markup("")
-    marks = _log_ticks(min(shown), max(shown), ticks)
-    x, y = _axes(places, marks[0], marks[-1], log=True)
+    if log[1]:
+        marks, high = _log_ticks(min(shown), max(shown), ticks)
+    else:
+        marks = round_ticks(min(shown), max(shown))
+        high = marks[-1]
+    x, y = _axes(places, marks[0], high, log=log[1], log_across=log[0])
     parts = [_grid(x, y, marks, words), _across(x, across_ticks or places, across_words)]
     parts += _markers(x, markers)
-    for i, line in enumerate(lines):
-        points = [
-            (x.at(p), y.at(v), p, v)
-            for p, v in zip(places, line.values, strict=True)
-            if v is not None and v > 0
-        ]
-        path = " ".join(f"{a:.1f},{b:.1f}" for a, b, _, _ in points)
-        if joined is None or i < joined:
-            parts.append(Markup('<polyline class="series s{}" points="{}"/>').format(i + 1, path))
-        for a, b, p, v in points if joined is None or i >= joined else ():
-            name = (titles or {}).get((line.name, p), line.name)
-            parts.append(_dot(i, a, b, f"{name}: {words(v)} at {across_words(p)}"))
+    for i, (line, points) in enumerate(zip(lines, drawn, strict=True)):
+        path = " ".join(f"{x.at(p.place):.1f},{y.at(p.value):.1f}" for p in points)
+        solid = joined is None or i < joined
+        if solid or linked:
+            kind = "series" if solid else "series link"
+            line_drawn = Markup('<polyline class="{} s{}" points="{}"/>')
+            parts.append(line_drawn.format(kind, i + 1, path))
+        for point in points if joined is None or i >= joined else ():
+            at = across_words(point.place)
+            name = (titles or {}).get((line.name, point.place), line.name)
+            title = f"{name}: {words(point.value)} at {at}"
+            if point.error:
+                title = f"{name}: {words(point.value)} ± {words(point.error)} at {at}"
+                parts.append(_bar(i, x.at(point.place), *(y.at(e) for e in point.ends(log[1]))))
+            parts.append(_dot(i, len(lines), x.at(point.place), y.at(point.value), title))
     return _drawing(parts, label, across, [line.name for line in lines])
 
 
@@ -134,17 +172,37 @@ def stacked(
     return _drawing(parts, label, across, [line.name for line in lines])
 
 
-def _axes(places: Sequence[float], low: float, high: float, *, log: bool) -> tuple[_Scale, _Scale]:
-    x = _Scale(places[0], places[-1], _LEFT, _WIDTH - _RIGHT, log=True)
+def _axes(
+    places: Sequence[float], low: float, high: float, *, log: bool, log_across: bool = True
+) -> tuple[_Scale, _Scale]:
+    used = [place for place in places if place > 0 or not log_across]
+    x = _Scale(min(used), max(used), _LEFT, _WIDTH - _RIGHT, log=log_across)
     return x, _Scale(low, high, _HEIGHT - _BOTTOM, _TOP, log=log)
 
 
-def _log_ticks(low: float, high: float, base: float) -> list[float]:
-    """Powers of the base around what is shown, seven at most."""
+def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten that hold both ends, about ``most`` of them.
+
+    Example:
+        >>> round_ticks(0.0, 0.93), round_ticks(-3.0, 12.0)
+        ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [-5.0, 0.0, 5.0, 10.0, 15.0])
+    """
+    if high <= low:
+        spread = abs(low) / 2 or 1.0
+        low, high = low - spread, high + spread
+    rough = (high - low) / (most - 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
+
+
+def _log_ticks(low: float, high: float, base: float) -> tuple[list[float], float]:
+    """Powers of the base around what is shown, seven at most; and where the axis ends."""
     first, last = math.floor(math.log(low, base) + 1e-9), math.ceil(math.log(high, base) - 1e-9)
     last = max(last, first + 1)
     step = math.ceil((last - first) / 6)
-    return [base**power for power in range(first, last + step, step)]
+    return [base**power for power in range(first, last + 1, step)], base**last
 
 
 def _grid(x: _Scale, y: _Scale, ticks: Sequence[float], words: Words) -> Markup:
@@ -169,7 +227,7 @@ def _across(x: _Scale, places: Sequence[float], words: Words) -> Markup:
         at, label = x.at(place), words(place)
         half = len(label) * _LETTER / 2
         if at - half > free and at + half <= _WIDTH:
-            parts.append(_text(at, _HEIGHT - _BOTTOM + 15, label, "middle"))
+            parts.append(_text(at, _HEIGHT - _BOTTOM + 18, label, "middle"))
             free = at + half + 8
     return Markup("").join(parts)
 
@@ -197,9 +255,16 @@ def _text(x: float, y: float, words: str, anchor: str, style: str = "") -> Marku
     )
 
 
-def _dot(i: int, x: float, y: float, title: str) -> Markup:
-    circle = Markup('<circle class="dot s{}" cx="{}" cy="{}" r="2.6"><title>{}</title></circle>')
-    return circle.format(i + 1, f"{x:.1f}", f"{y:.1f}", title)
+def _dot(i: int, of: int, x: float, y: float, title: str) -> Markup:
+    """Earlier ones are larger, so that a later one in the same place leaves a ring of them."""
+    circle = Markup('<circle class="dot s{}" cx="{}" cy="{}" r="{}"><title>{}</title></circle>')
+    return circle.format(i + 1, f"{x:.1f}", f"{y:.1f}", f"{2.6 + 0.8 * (of - 1 - i):.1f}", title)
+
+
+def _bar(i: int, x: float, low: float, high: float) -> Markup:
+    """A standard error up and down, with a foot at each end."""
+    path = f"M{x:.1f},{low:.1f}V{high:.1f}M{x - 3:.1f},{low:.1f}h6M{x - 3:.1f},{high:.1f}h6"
+    return Markup('<path class="error s{}" d="{}"/>').format(i + 1, path)
 
 
 def _hot(x: float, top: float, bottom: float, width: float, title: str) -> Markup:

@@ -73,11 +73,11 @@ def memory(size: float) -> str:
     """Bytes in binary units.
 
     Example:
-        >>> memory(1536), memory(3 * 2**30)
-        ('1.50 KiB', '3 GiB')
+        >>> memory(1536), memory(3 * 2**30), memory(2**50)
+        ('1.50 KiB', '3 GiB', '1 PiB')
     """
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024:
             return f"{three(size)} {unit}"
         size /= 1024
-    return f"{three(size)} TiB"
+    return f"{three(size)} PiB"

@@ -31,6 +31,7 @@ from headwise.report.roles import roles
 from headwise.report.rules import rules
 from headwise.report.run import definitions, run_facts, title_facts
 from headwise.report.shell import environment, template_file
+from headwise.report.theorem_section import theorem_section
 from headwise.results.validate import holds_circuits
 
 __all__ = ["CIRCUIT_SECTIONS", "SECTIONS", "Section", "render", "write_report"]
@@ -86,6 +87,12 @@ SECTIONS: Final = (
         needs=("qk_effective_rank_folded", "ov_effective_rank_folded"),
     ),
     Section(anchor="cost", title="Cost", template="sections/cost.html", fact="cost"),
+    Section(
+        anchor="theorems",
+        title="Statements of the theory",
+        template="sections/theorems.html",
+        fact="theorems",
+    ),
     Section(anchor="measured", title="How this was measured", template="sections/measured.html"),
 )
 # Of a set of circuits alone.
@@ -143,6 +150,7 @@ def render(dataset: xr.Dataset) -> str:
         marks=_MARKS,
         run=run_facts(dataset),
         cost=cost_section(dataset),
+        theorems=theorem_section(dataset),
     )
 
 
