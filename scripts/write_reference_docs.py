@@ -58,9 +58,9 @@ CLI_HEAD = f"""# The command line
 
 Exit codes: 0, done; 2, what was asked cannot be done, or layers of the model are not finite (the
 results hold the other layers); 3, a statement of `headwise theorems` did not come out as the theory
-says, or a graded function misses a requirement; 130, stopped with Ctrl-C (what was measured until then is written);
-1, a bug in Headwise, whose traceback `HEADWISE_TRACEBACK=1` shows. Every failure is one line on
-standard error, and no file is left half-written.
+says, or a graded function misses a requirement; 130, stopped with Ctrl-C (what was measured until
+then is written); 1, a bug in Headwise, whose traceback `HEADWISE_TRACEBACK=1` shows. Every failure
+is one line on standard error, and no file is left half-written.
 """
 
 
@@ -242,7 +242,8 @@ EXAMPLES: Final = {
     "Outcome": ">>> outcome = theorem.check()\n>>> outcome.where, outcome.warnings\n"
     "('random weights', ())",
     "Evidence": ">>> all(control.failed for control in outcome.evidence.controls)\nTrue",
-    "Measured": ">>> measured = outcome.evidence.measured[0]\n>>> measured.predicted, measured.holds\n"
+    "Measured": ">>> measured = outcome.evidence.measured[0]\n"
+    ">>> measured.predicted, measured.holds\n"
     "(0.0, True)",
     "hw.attention.log_sum_exp": ">>> hw.attention.log_sum_exp(torch.zeros(1, 8)).exp()\n"
     "tensor([8.])",

@@ -52,7 +52,9 @@ def pages() -> dict[str, str]:
 def index() -> str:
     """All statements, by subject."""
     verdicts = "\n".join(f"- {verdict}: {words}." for verdict, words in MEANING.items())
-    parts = [f"{INDEX_HEAD}The verdicts:\n\n{verdicts}\n\n[How to run them](../how-to/theorems.md)."]
+    parts = [
+        f"{INDEX_HEAD}The verdicts:\n\n{verdicts}\n\n[How to run them](../how-to/theorems.md)."
+    ]
     before = ""
     for subject, theorem in subjects():
         if subject != before:
@@ -73,11 +75,14 @@ def page(theorem: Theorem, measured: str) -> str:
     if theorem.proof:
         parts.append(f"## Why\n\n{proof(theorem.proof)}\n")
     parts.append(
-        f"## The check\n\nWhat makes it true: {theorem.kind}.\n\nPrediction: {theorem.prediction}."
-        f"\n\nEstimator: {theorem.estimator}.\n\n{_runs(theorem)}\n\n{BEGIN}\n{measured}{END}\n"
+        f"## The check\n\nWhat makes it true: {theorem.kind}.\n\nPrediction: "
+        f"{_stop(theorem.prediction)}\n\nEstimator: {_stop(theorem.estimator)}\n\n"
+        f"{_runs(theorem)}\n\n{BEGIN}\n{measured}{END}\n"
     )
     if theorem.textbook:
-        lines = [f"- “{each.wording}”\n  Rather: {each.truth}.\n" for each in theorem.textbook]
+        lines = [
+            f"- “{each.wording}”\n  Rather: {_stop(each.truth)}\n" for each in theorem.textbook
+        ]
         parts.append("## What is often written\n\n" + "".join(lines))
     source = theorem.source + (f"; exercise {theorem.exercise}" if theorem.exercise else "")
     parts.append(f"## Source\n\n{source}. [All statements](../theorems.md).\n")
@@ -90,6 +95,10 @@ def proof(name: str) -> str:
     text = file.read_text(encoding="utf-8").strip()
     text = re.sub(r"\A# [^\n]*\n+", "", text)
     return re.sub(r"^#+ ", "### ", text, flags=re.MULTILINE)
+
+
+def _stop(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
 
 
 def _runs(theorem: Theorem) -> str:
@@ -110,7 +119,7 @@ def what_was_measured(checked: Checked) -> tuple[str, dict[str, str]]:
     rows = [measured_row(each) for _, group in groups for each in group]
     firsts = [f"{title}{each.name}" for title, group in groups for each in group]
     if rows:
-        lines.append("| | measured | predicted | may differ by | z | draws | |")
+        lines.append("| | measured | predicted | tolerance or error | z | draws | |")
         lines.append("| --- | ---: | ---: | ---: | ---: | ---: | --- |")
         for first, row in zip(firsts, rows, strict=True):
             cells = [cell.replace("|", "\\|") for cell in (first, *row[1:])]
@@ -132,7 +141,10 @@ def _standalone(svg: Markup) -> str:
     start = css.index(":root {")
     colours = css[start : css.index("* {")]
     rules = re.findall(r"^(?:svg text|\.grid-line|\.threshold|\.plot)[^\n]*", css, re.MULTILINE)
-    style = f"<style>{colours}\nsvg {{ font-family: sans-serif; }}\n" + "\n".join(rules)
+    style = (
+        f"<style>{colours}\nsvg {{ font-family: sans-serif; background: var(--back); }}\n"
+        + "\n".join(rules)
+    )
     head, body = str(svg).split(">", 1)
     return f'{head} xmlns="http://www.w3.org/2000/svg">{style}</style>{body}\n'
 

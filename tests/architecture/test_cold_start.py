@@ -35,6 +35,8 @@ def measure(body: str) -> tuple[float, list[str]]:
         "import headwise",
         "from headwise.cli.app import run; run(['--help'])",
         "from headwise.cli.app import run; run(['report', '--help'])",
+        "from headwise.cli.app import run; run(['theorems', '--help'])",
+        "from headwise.cli.app import run; assert run(['theorems', '--tokens', '9']) == 2",
         "from headwise.cli.app import run; run(['--version'])",
         "from headwise.cli.app import run; assert run(['report', '--tokens', '1']) == 2",
     ],

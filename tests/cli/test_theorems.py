@@ -163,7 +163,7 @@ def test_what_can_be_said_of_a_model(only, capsys, model):
     out = said(capsys, "folder/name")
     assert out.startswith("What the theory says of folder/name seed 0 · 256 tokens at most of a")
     assert "4 statements: 1 HOLDS, 1 ASSUMPTION-VIOLATED, 2 INCONCLUSIVE." in out
-    assert "layer 3 is NaN" in out
+    assert "Layer 3 is NaN." in out
     assert model.opened == [("folder/name", None, None, False)]
     assert model.trained == [(None, 256, 0)]
 

@@ -45,6 +45,15 @@ def test_arg_min():
     assert ">arg<" in part
 
 
+@pytest.mark.parametrize(
+    ("latex", "shown"),
+    [(r"\Big\| x \Big\|", "‖"), (r"\big\{ x \big\}", "{"), (r"\Bigl\langle x \Bigr\rangle", "⟨")],
+)
+def test_delimiters_of_a_size(latex, shown):
+    (part,) = formula(latex)
+    assert f">{shown}</mo>" in part
+
+
 def test_an_unknown_command_is_refused():
     with pytest.raises(ValueError, match="no MathML"):
         formula(r"\E x")

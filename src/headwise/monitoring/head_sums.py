@@ -7,20 +7,20 @@ the end, so that neither the order nor the sizes of the parts matter.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from headwise.attention.statistics import Statistics, measure
+from headwise.attention.statistics import Statistics, choose_rows, measure
 from headwise.observation.biases import tiles
 from headwise.observation.call import Call
 from headwise.observation.pieces import Piece
 from headwise.observation.record import MEANS, row_statistics
-from headwise.observation.tap import pieces_of
+from headwise.observation.tap import Seen
 
-__all__ = ["FIGURES", "HeadSums", "sums_of"]
+__all__ = ["FIGURES", "MAXIMA", "HeadSums", "sums_of"]
 
 # What is averaged over rows, and its name in the record; all of them are of the softmax itself.
 FIGURES: Final = {
@@ -34,123 +34,133 @@ FIGURES: Final = {
     "sink_mass": "sink_mass",
     "logit_std": "logit_std",
 }
+MAXIMA: Final = ("max_logit", "max_abs_logit")
+_NORMS: Final = ("query_norm", "key_norm", "cosine")  # over rows, over keys, over pairs
 _AT: Final = [MEANS.index(name) for name in FIGURES]
-_COSINE_ROWS: Final = 64
+_COSINE_ROWS: Final = 64  # where the keys of a row are not one run
 
 
 @dataclass(frozen=True, eq=False)
 class HeadSums:
-    """Of one module: ``head`` maxima, ``figure head`` sums and counts of rows, float64.
+    """Of one module, float64 on the CPU.
 
-    ``norms`` and ``norm_counts`` are (query, key, cosine) by head.
+    ``maxima`` (max_logit, max_abs_logit) ``2 head``; ``sums`` and ``counts``: ``figure head``, the
+    figures of ``FIGURES`` and then |q|, |k| and cos(q, k). Of sampled rows, each stands for its
+    share of the rows that there are, so that both are unbiased estimates.
     """
 
-    max_logit: Tensor
-    max_abs_logit: Tensor
+    maxima: Tensor
     sums: Tensor
     counts: Tensor
-    norms: Tensor
-    norm_counts: Tensor
+
+    @staticmethod
+    def empty(heads: int) -> HeadSums:
+        """Of a module that has seen nothing."""
+        nothing = torch.zeros(len(FIGURES) + len(_NORMS), heads, dtype=torch.float64)
+        maxima = torch.full((len(MAXIMA), heads), -math.inf, dtype=torch.float64)
+        return HeadSums(maxima, nothing, nothing.clone())
 
     def merged(self, other: HeadSums) -> HeadSums:
         """Both parts as one."""
         return HeadSums(
-            max_logit=torch.maximum(self.max_logit, other.max_logit),
-            max_abs_logit=torch.maximum(self.max_abs_logit, other.max_abs_logit),
+            maxima=torch.maximum(self.maxima, other.maxima),
             sums=self.sums + other.sums,
             counts=self.counts + other.counts,
-            norms=self.norms + other.norms,
-            norm_counts=self.norm_counts + other.norm_counts,
         )
-
-    def tensors(self) -> list[Tensor]:
-        """All of them, in order: what processes exchange. The first two are maxima."""
-        return [getattr(self, field.name) for field in fields(self)]
 
     def figures(self) -> dict[str, list[float]]:
         """The numbers of the record, by name: one for each head; NaN where nothing was seen."""
+        maxima = torch.where(self.maxima == -math.inf, math.nan, self.maxima)
         means = self.sums / self.counts
-        norms = self.norms / self.norm_counts
-        return {
-            "max_logit": self.max_logit.tolist(),
-            "max_abs_logit": self.max_abs_logit.tolist(),
-            **{name: means[i].tolist() for i, name in enumerate(FIGURES)},
-            "query_norm": norms[0].tolist(),
-            "key_norm": norms[1].tolist(),
-            "cosine": norms[2].tolist(),
-        }
+        names = (*MAXIMA, *FIGURES, *_NORMS)
+        return dict(zip(names, torch.cat((maxima, means)).tolist(), strict=True))
 
 
 @torch.no_grad()
-def sums_of(call: Call, cross: bool, rows: int | None) -> HeadSums | None:
+def sums_of(seen: Seen, rows: int | None, seed: int = 0) -> HeadSums | None:
     """The sums of one call, over all rows or a stratified random sample of ``rows`` a sequence.
 
-    Sampled, means are unbiased, and maxima are those of the rows that were seen. None where a call
-    has no row.
+    Sampled, sums and counts are unbiased, and maxima are those of the rows that were seen. None
+    where a call has no row.
     """
     found: HeadSums | None = None
-    for piece in pieces_of(call, cross):
-        part = _of_piece(call, piece, rows)
+    for piece in seen.pieces:
+        part = _of_piece(seen.call, piece, rows, seed)
         found = part if found is None else found.merged(part)
     return found
 
 
-def _of_piece(call: Call, piece: Piece, rows: int | None) -> HeadSums:
+def _of_piece(call: Call, piece: Piece, rows: int | None, seed: int) -> HeadSums:
     q, k, _ = call.part(piece)
     if q.dtype.itemsize < 4:
         q, k = q.float(), k.float()
     bias = call.part_bias(piece)
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    mask = call.part_mask(piece)
     sink_keys = max(0, 1 - piece.key_position)
+    sampled = rows is not None and rows < shape[2]
     s = measure(
-        q, k, None, mask=mask, scale=call.scale, softcap=call.softcap,
+        q, k, None, mask=call.part_mask(piece), scale=call.scale, softcap=call.softcap,
         bias=None if bias is None else tiles(bias, 0, shape), sinks=call.sinks,
-        offset=piece.offset, rows=rows, sink_keys=sink_keys, relative=piece.relative,
+        offset=piece.offset, rows=choose_rows(rows, shape[2], seed) if sampled and rows else None,
+        sink_keys=sink_keys, relative=piece.relative,
     )  # fmt: skip
-    visible = piece.sinks_visible(s.rows, sink_keys)
-    table = row_statistics(s, visible, sink_keys)[_AT].double()  # figure batch head row
+    measured = s.rows.cpu()
+    visible = piece.sinks_visible(measured, sink_keys).to(q.device)
+    table = row_statistics(s, visible, sink_keys)[_AT]  # figure batch head row
     there = torch.isfinite(table)
-    norms, norm_counts = _norms(q, k, s, piece)
-    return HeadSums(
-        max_logit=_largest(s.max_logit),
-        max_abs_logit=_largest(s.max_abs_logit),
-        sums=torch.where(there, table, 0.0).sum((1, 3)),
-        counts=there.sum((1, 3)).double(),
-        norms=norms,
-        norm_counts=norm_counts,
-    )
+    share = shape[2] / measured.numel()
+    sums, counts = _norms(call, piece, q, k, measured, seed)
+    flat = torch.cat([
+        _largest(torch.stack((s.max_logit, s.max_abs_logit)), s),
+        torch.where(there, table, 0.0).sum((1, 3), dtype=torch.float64) * share,
+        sums,
+        there.sum((1, 3)).double() * share,
+        counts,
+    ]).cpu()  # fmt: skip
+    figures = len(FIGURES) + len(_NORMS)
+    return HeadSums(*flat.split((len(MAXIMA), figures, figures)))
 
 
-def _largest(values: Tensor) -> Tensor:
+def _largest(values: Tensor, s: Statistics) -> Tensor:
     """Over batch and rows, of each head; −∞ where no row sees a key. NaN stays NaN."""
-    empty = torch.isnan(values)
-    if bool(empty.all()):
-        return torch.full((values.shape[1],), -math.inf, dtype=torch.float64)
-    return torch.where(empty, -math.inf, values).amax((0, 2)).double()
+    return values.masked_fill(s.visible == 0, -math.inf).amax((1, 3)).double()
 
 
-def _norms(q: Tensor, k: Tensor, s: Statistics, piece: Piece) -> tuple[Tensor, Tensor]:
-    """|q| over the measured rows, |k| over all keys, cos(q, k) over the pairs of sampled rows."""
-    chosen = q.index_select(2, s.rows.to(q.device))
+def _norms(
+    call: Call, piece: Piece, q: Tensor, k: Tensor, rows: Tensor, seed: int
+) -> tuple[Tensor, Tensor]:
+    """|q| over the measured rows, |k| over all keys, cos(q, k) over the visible pairs of a row."""
+    share, shared = q.shape[2] / rows.numel(), q.shape[1] // k.shape[1]
+    chosen = q if rows.numel() == q.shape[2] else q.index_select(2, rows.to(q.device))
     query, key = chosen.norm(dim=-1), k.norm(dim=-1)
-    unit_q = q / q.norm(dim=-1, keepdim=True).clamp(min=1e-30)
     unit_k = k / key[..., None].clamp(min=1e-30)
-    some = min(_COSINE_ROWS, q.shape[2])
-    c = measure(
-        unit_q, unit_k, None, mask=piece.mask, scale=1.0, offset=piece.offset, rows=some,
-        sink_keys=0, relative=False,
-    )  # fmt: skip
-    shared = q.shape[1] // k.shape[1]
-    cosine, seen = c.mean_logit.double(), torch.isfinite(c.mean_logit)
+    mask = call.part_mask(piece)
+    runs = None
+    if mask.batches() is None and not call.bias_hides:
+        runs = mask.interval(0, rows + piece.offset, k.shape[2])
+    if runs is not None:
+        unit_q = chosen / query[..., None].clamp(min=1e-30)
+        cosine, pairs = _cosine_of_runs(unit_q, unit_k, *runs)
+    else:
+        cosine, pairs = _cosine_of_some(call, piece, q, unit_k, seed)
     sums = torch.stack([
-        query.double().sum((0, 2)),
-        key.double().sum((0, 2)).repeat_interleave(shared),
-        torch.where(seen, cosine, 0.0).sum((0, 2)),
+        query.sum((0, 2), dtype=torch.float64) * share,
+        key.sum((0, 2), dtype=torch.float64).repeat_interleave(shared),
+        cosine,
     ])  # fmt: skip
-    counts = torch.stack([
-        torch.full((q.shape[1],), float(query[:, 0].numel()), dtype=torch.float64),
-        torch.full((q.shape[1],), float(key[:, 0].numel()), dtype=torch.float64),
-        seen.double().sum((0, 2)),
-    ])  # fmt: skip
-    return sums, counts.to(sums.device)
+    counts = torch.ones_like(sums)
+    counts[0] *= q.shape[0] * q.shape[2]
+    counts[1] *= k.shape[0] * k.shape[2]
+    counts[2] = pairs
+    return sums, counts
+
+
+def _cosine_of_runs(
+    unit_q: Tensor, unit_k: Tensor, start: Tensor, stop: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Σ over rows of the mean over their keys, by differences of sums of keys: O(n d).
+
+    ``unit_q`` holds rows that were measured; the share of all rows is left to no one: rows without
+    a key count as none, and the two results only matter by their quotient and their weights.
+    """
+    raise NotImplementedError

@@ -39,7 +39,7 @@ from headwise.observation.rule import MaskFunction, MaskSpec, Pattern
 from headwise.observation.sites import AttentionModule
 from headwise.observation.survey import Survey, nearest, numbered
 
-__all__ = ["read_attending", "survey_own"]
+__all__ = ["Rules", "read_attending", "survey_own"]
 
 
 def survey_own(model: nn.Module) -> Survey:
@@ -105,7 +105,7 @@ def _block(path: str, block: nn.Module, stack: str) -> writes.Block:
 
 def _attach(model: nn.Module, recorder: Recorder, restore: ExitStack) -> None:
     """Watch the calls, and the embeddings, which are told the token ids."""
-    rules = _Rules()
+    rules = Rules()
 
     def watch(attending: Attending) -> Tensor:
         if not recorder.knows(attending.module):
@@ -124,7 +124,7 @@ def _attach(model: nn.Module, recorder: Recorder, restore: ExitStack) -> None:
             restore.callback(handle.remove)
 
 
-class _Rules:
+class Rules:
     """The rules of the pass that is running, which its layers share."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class _Rules:
         return self._made[mask, keys]
 
 
-def read_attending(attending: Attending, rules: _Rules | None = None) -> Call:
+def read_attending(attending: Attending, rules: Rules | None = None) -> Call:
     """One call of an own model, as what is measured."""
     refuse_dropout(type(attending.module).__name__, attending.dropout)
     return Call(
@@ -149,7 +149,7 @@ def read_attending(attending: Attending, rules: _Rules | None = None) -> Call:
         q=attending.q,
         k=attending.k,
         v=attending.v,
-        spec=(_Rules() if rules is None else rules).of(attending),
+        spec=(Rules() if rules is None else rules).of(attending),
         scale=attending.scale,
         softcap=attending.softcap,
         sinks=attending.sinks,

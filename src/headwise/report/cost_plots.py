@@ -8,12 +8,13 @@ from typing import Final
 
 from markupsafe import Markup
 
+from headwise.cost.activations import activations
 from headwise.cost.counting import Counts, count
 from headwise.cost.kv_cache import kv_cache
-from headwise.cost.memory import memory
 from headwise.cost.parts import Component
 from headwise.cost.planner import Cost, main_stack
 from headwise.cost.roofline import ComponentTime
+from headwise.cost.transients import transients
 from headwise.report.cost_facts import LABELS, si
 from headwise.report.line_plot import Curve, Marker, curves, stacked
 from headwise.report.numbers import memory as in_bytes
@@ -126,9 +127,9 @@ def _memory(cost: Cost, places: Sequence[int]) -> Plot:
         for found, attention in ((fused, "fused"), (kept, "materialised")):
             each = replace(work, attention=attention)
             found.append(
-                memory(cost.parts, each, training=True).activations
+                activations(cost.parts, each).bytes
                 if trains
-                else memory(cost.parts, each).transient
+                else transients(cost.parts, each)[0].bytes
             )
     what = "activations of training" if trains else "largest transient"
     weights = [cost.inference.weights] * len(places)

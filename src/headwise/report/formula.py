@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import Final
 
 from markupsafe import Markup
 
 __all__ = ["formula"]
+
+
+_SIZED: Final = {
+    "|": "‖", "Vert": "‖", "lVert": "‖", "rVert": "‖", "lvert": "|", "rvert": "|", "vert": "|",
+    "{": "{", "}": "}", "langle": "⟨", "rangle": "⟩",
+    "lfloor": "⌊", "rfloor": "⌋", "lceil": "⌈", "rceil": "⌉",
+}  # fmt: skip
 
 
 @functools.cache
@@ -25,11 +33,16 @@ def formula(latex: str) -> tuple[Markup, ...]:
 
     # The one operator of plain LaTeX that latex2mathml does not know.
     known = re.sub(r"\\arg(?![A-Za-z])", r"\\operatorname{arg}", latex)
-    made = [convert(part, display="block") for part in _parts(known)]
+    made = [_delimiters(convert(part, display="block")) for part in _parts(known)]
     for part in made:
         if "\\" in part:
             raise ValueError(f"no MathML for {latex!r}: {part!r}")
     return tuple(Markup(part) for part in made)
+
+
+def _delimiters(mathml: str) -> str:
+    r"""What latex2mathml leaves as it is after ``\big``, ``\Big`` and the like."""
+    return re.sub(r">\\(\W|[A-Za-z]+)<", lambda m: f">{_SIZED.get(m[1], m[0][1:-1])}<", mathml)
 
 
 def _parts(latex: str) -> list[str]:

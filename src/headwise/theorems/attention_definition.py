@@ -64,6 +64,27 @@ def _sums(a: Tensor) -> Measured:
     return exact("largest |Σ_j a_ij − 1|", largest, tolerance=(a.shape[-1] + 4) * u)
 
 
+def _own_precision(model: Trained, halved: bool = False) -> Measured:
+    """Row sums, added in float64, of a softmax computed in the precision of the model.
+
+    Tolerance: every stored weight is rounded by u of itself, so their sum by u, and the division by
+    u more; the denominator is summed in float32 at least, wrong by n u₃₂, and half precision loses
+    weights below its smallest number, less than n u₃₂ together.
+    """
+    dtype, worst, n = model.dtype, 0.0, 0
+    for layer in model.heads:
+        if layer.sinks is None:
+            hidden = ~layer.keep[layer.keep.any(1)]
+            s = layer.logits[:, layer.keep.any(1)].to(dtype).masked_fill(hidden, -torch.inf)
+            a = torch.softmax(s, -1).double() / (2 if halved else 1)
+            worst = max(worst, float((a.sum(-1) - 1).abs().max()))
+            n = max(n, a.shape[-1])
+    u = torch.finfo(dtype).eps / 2
+    sums = min(u, torch.finfo(torch.float32).eps / 2)
+    name = f"largest |Σ_j a_ij − 1| in {str(dtype).removeprefix('torch.')}"
+    return exact(name, worst, tolerance=2 * u + 2 * (n + 4) * sums)
+
+
 def _model(model: Trained) -> Evidence:
     found = [layer for layer in model.heads if layer.sinks is None]
     missing = [1 - layer.weights().sum(-1) for layer in model.heads if layer.sinks is not None]
@@ -79,10 +100,18 @@ def _model(model: Trained) -> Evidence:
     rows = [[*_sizes(layer.weights(), layer.v, layer.keep)] for layer in found]
     measured = tuple(max(column, key=lambda each: each.value) for column in zip(*rows, strict=True))
     half = found[0].weights() / 2
+    own = _own_precision(model)
     return Evidence(
-        measured=measured,
-        controls=(Control(name="half of every weight", measured=(_sums(half),)),),
-        finding=_FINDING.format(max(measured[0].value, measured[2].value)),
+        measured=(*measured, own),
+        controls=(
+            Control(
+                name="half of every weight",
+                measured=(_sums(half), _own_precision(model, halved=True)),
+            ),
+        ),
+        finding=_FINDING.format(max(measured[0].value, measured[2].value))
+        + f" In the model's own precision, {str(model.dtype).removeprefix('torch.')}, rows sum to"
+        f" one within {own.value:.1e}.",
     )
 
 
@@ -106,7 +135,10 @@ THEOREMS: Final = (
         source="Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.1",
         kind=Kind.IDENTITY,
         prediction="rows sum to 1; outputs lie in the box of the visible values",
-        estimator="the largest deviation over all rows, heads and coordinates, in float64",
+        estimator=(
+            "the largest deviation over all rows, heads and coordinates, in float64; of a trained"
+            " model also the row sums of a softmax in its own precision"
+        ),
         random=_random,
         model=_model,
         textbook=(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
+from headwise.errors import HeadwiseError
 from headwise.theorems.measured import Measured
 
 if TYPE_CHECKING:
@@ -150,6 +151,8 @@ class Theorem:
         proof: where the written proof is, under ``proofs``; "" where there is none to give.
         random: measures on random weights. ``model``: on a trained model.
         reproduces: what of which paper it repeats; "" if it is not a reproduction.
+        expected: the verdict on random weights that is no surprise: FAILS where a claim that is
+            often made does not hold.
     """
 
     name: str
@@ -167,6 +170,7 @@ class Theorem:
     exercise: int | None = None
     proof: str = ""
     reproduces: str = ""
+    expected: str = "HOLDS"
 
     def check(self, *, full: bool = False, seed: int = 0) -> Outcome:
         """Measure on random weights and judge.
@@ -188,11 +192,17 @@ class Theorem:
         return _judged(self.name, "random weights", lambda: run(Effort(full, seed)))
 
     def check_model(self, model: Trained) -> Outcome:
-        """Measure on a trained model and judge; INCONCLUSIVE where it does not apply."""
+        """Measure on a trained model and judge; INCONCLUSIVE where it does not apply.
+
+        So it is where the model cannot be measured: the error is the reason.
+        """
         run = self.model
         if run is None:
             return _nothing(self.name, model.name, "it is a statement about random weights")
-        return _judged(self.name, model.name, lambda: run(model))
+        try:
+            return _judged(self.name, model.name, lambda: run(model))
+        except HeadwiseError as error:
+            return _nothing(self.name, model.name, str(error))
 
 
 def _judged(name: str, where: str, run: Callable[[], Evidence]) -> Outcome:
@@ -206,7 +216,7 @@ def _judged(name: str, where: str, run: Callable[[], Evidence]) -> Outcome:
     return Outcome(
         theorem=name,
         where=where,
-        verdict=verdict(evidence),
+        verdict=str(verdict(evidence)),
         evidence=evidence,
         seconds=time.perf_counter() - start,
     )
@@ -216,6 +226,5 @@ def _nothing(name: str, where: str, reason: str) -> Outcome:
     from headwise.theorems.verdict import Verdict
 
     evidence = Evidence(measured=(), controls=(), finding=reason, inconclusive=reason)
-    return Outcome(
-        theorem=name, where=where, verdict=Verdict.INCONCLUSIVE, evidence=evidence, seconds=0.0
-    )
+    said = str(Verdict.INCONCLUSIVE)
+    return Outcome(theorem=name, where=where, verdict=said, evidence=evidence, seconds=0.0)
