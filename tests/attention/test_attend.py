@@ -439,3 +439,23 @@ def test_checks_notice_wrong_gradients(ragged: None, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(backward, "_upstream", without_delta)
     with pytest.raises(AssertionError):
         check_backward(SMALL)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradients_under_activation_checkpointing(reentrant):
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, 3, 7, 5, generator=generator, dtype=torch.float64) for _ in range(3))
+
+    def gradients(run):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        run(*leaves).square().sum().backward()
+        return [leaf.grad for leaf in leaves]
+
+    def attention(*qkv):
+        return attend(*qkv, mask=Causal())
+
+    def again(*qkv):
+        return torch.utils.checkpoint.checkpoint(attention, *qkv, use_reentrant=reentrant)
+
+    for plain, repeated in zip(gradients(attention), gradients(again), strict=True):
+        assert torch.equal(plain, repeated)

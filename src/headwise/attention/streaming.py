@@ -156,10 +156,9 @@ class _Attend(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         if d_output is None and d_lse is None:
             return (None,) * 6
-        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
-            gradients = backward(
-                ctx.saved_tensors, ctx.problem, d_output, d_lse, ctx.needs_input_grad[:5]
-            )
+        saved = ctx.saved_tensors  # asked once: checkpointing gives them out only once
+        with torch.autocast(saved[0].device.type, enabled=False):
+            gradients = backward(saved, ctx.problem, d_output, d_lse, ctx.needs_input_grad[:5])
         return (*gradients, None)
 
 
