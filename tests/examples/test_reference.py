@@ -27,7 +27,11 @@ def test_pages_are_up_to_date(page):
 
 def options() -> dict[str, set[str]]:
     return {
-        command: {option for parameter in parsed.params for option in parameter.opts}
+        command: {
+            option
+            for parameter in parsed.params
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
         for command, parsed in SCRIPT["commands"]().items()
     }
 

@@ -1,0 +1,1 @@
+"""Results of papers, repeated: what was claimed, and what is found."""
