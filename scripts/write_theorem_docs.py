@@ -75,7 +75,7 @@ def page(theorem: Theorem, measured: str) -> str:
     if theorem.proof:
         parts.append(f"## Why\n\n{proof(theorem.proof)}\n")
     parts.append(
-        f"## The check\n\nWhat makes it true: {theorem.kind}.\n\nPrediction: "
+        f"## The check\n\nKind: {theorem.kind}.\n\nPrediction: "
         f"{_stop(theorem.prediction)}\n\nEstimator: {_stop(theorem.estimator)}\n\n"
         f"{_runs(theorem)}\n\n{BEGIN}\n{measured}{END}\n"
     )

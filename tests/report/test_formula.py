@@ -28,7 +28,7 @@ def test_fractions_roots_and_indices():
     [
         ("a", 1),
         (r"a, \qquad b, \qquad c", 3),
-        (r"\text{a \qquad b}, \qquad c", 2),
+        (r"{a \qquad b}, \qquad c", 2),
         (r"\left( a \qquad b \right) \qquad c", 2),
         (r"a \leftarrow b \qquad c", 2),
         (r"\begin{pmatrix} a \qquad b \end{pmatrix}", 1),

@@ -122,6 +122,7 @@ def _slopes(
 
 
 def cubic(effort: Effort) -> Evidence:
+    """Slopes of what comes out on what goes in, by what stands around the attention."""
     generator = torch.Generator().manual_seed(effort.seed)
     n, heads, d_head, d = effort.pick((31, 3, 19, 61), (61, 5, 31, 127))
     sizes = tuple(0.003 * 10 ** (i / 4) for i in range(5))
