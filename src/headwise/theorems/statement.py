@@ -153,6 +153,7 @@ class Theorem:
         reproduces: what of which paper it repeats; "" if it is not a reproduction.
         expected: the verdict on random weights that is no surprise: FAILS where a claim that is
             often made does not hold.
+        on: what ``random`` measures on, in a word.
     """
 
     name: str
@@ -171,6 +172,7 @@ class Theorem:
     proof: str = ""
     reproduces: str = ""
     expected: str = "HOLDS"
+    on: str = "random weights"
 
     def check(self, *, full: bool = False, seed: int = 0) -> Outcome:
         """Measure on random weights and judge.
@@ -188,8 +190,8 @@ class Theorem:
         run = self.random
         if run is None:
             reason = "it is a statement about trained models"
-            return _nothing(self.name, "random weights", reason)
-        return _judged(self.name, "random weights", lambda: run(Effort(full, seed)))
+            return _nothing(self.name, self.on, reason)
+        return _judged(self.name, self.on, lambda: run(Effort(full, seed)))
 
     def check_model(self, model: Trained) -> Outcome:
         """Measure on a trained model and judge; INCONCLUSIVE where it does not apply.

@@ -17,6 +17,7 @@ __all__ = ["THEOREMS"]
 THEOREMS: Final = (
     Theorem(
         name="xiao-sinks",
+        on="embedded model",
         title="A sliding window needs the first tokens",
         statement=(
             "A trained decoder whose queries see only the last W keys predicts far worse than one"
@@ -53,6 +54,7 @@ THEOREMS: Final = (
     ),
     Theorem(
         name="michel-prunable-heads",
+        on="embedded model",
         title="A fifth of the heads can go",
         statement=(
             "With heads ordered by the mean size of the loss's derivative in their gate, the least"
