@@ -22,9 +22,11 @@ from headwise.cli.app import app
 from headwise.cost.explicit import explicit
 from headwise.cost.planner import Cost
 from headwise.models.checkpoints import Checkpoint
+from headwise.monitoring.record import StepRecord, read_run
 from headwise.observation.loading import LoadedModel
 from headwise.observation.scan import Scan
 from headwise.report.findings import Finding
+from headwise.report.health_page import write_health_page
 from headwise.results.circuit_definitions import CIRCUITS
 from headwise.results.records import PROFILED
 from headwise.results.schema import VARIABLES
@@ -47,8 +49,9 @@ COMMAND_LINES: Final = {
     "truncate": f"headwise truncate {MODEL} --tokens 128 --tolerance 0.05 --out ranks.html",
     "cost": f"headwise cost {MODEL} --length 2k,8k --on h100-sxm --csv parts.csv",
     "theorems": "headwise theorems --only logit-variance,convex-combination --out theory.html",
-    "train": "headwise train book.txt --out run --tokenizer bytes --context 64 --steps 20",
+    "train": "headwise train book.txt --out run --tokenizer bytes --context 64 --steps 20 --monitor",
     "generate": 'headwise generate "It was the best of" --model run --tokens 20',
+    "health": "headwise health run --out health.html --json health.json",
 }
 
 CLI_HEAD = f"""# The command line
@@ -191,6 +194,20 @@ LIBRARY: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ),
     ("Training", {"hw.train": hw.train, "TrainConfig": TrainConfig}),
     (
+        "Watching a model while it is trained",
+        {
+            "hw.Monitor": hw.Monitor,
+            "Monitor.log": hw.Monitor.log,
+            "Monitor.close": hw.Monitor.close,
+            "hw.TrainerMonitor": hw.TrainerMonitor,
+            "hw.LightningMonitor": hw.LightningMonitor,
+            "hw.TensorBoardWriter": hw.TensorBoardWriter,
+            "StepRecord": StepRecord,
+            "headwise.monitoring.record.read_run": read_run,
+            "headwise.report.health_page.write_health_page": write_health_page,
+        },
+    ),
+    (
         "Positions",
         {
             f"hw.positions.{name}": getattr(hw.positions, name)
@@ -245,6 +262,22 @@ EXAMPLES: Final = {
     "Measured": ">>> measured = outcome.evidence.measured[0]\n"
     ">>> measured.predicted, measured.holds\n"
     "(0.0, True)",
+    "Monitor.log": '>>> model = hw.models.build(hw.models.preset("tiny")).train()\n'
+    ">>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    '>>> monitor = hw.Monitor(model, every=1, out="run")\n'
+    ">>> model(torch.arange(12)[None]).square().mean().backward()\n"
+    ">>> monitor.log(rate=0.1)\n>>> optimizer.step()",
+    "hw.LightningMonitor": ">>> # trainer = L.Trainer(callbacks=[hw.LightningMonitor(every=10)])",
+    "Monitor.close": ">>> monitor.close()\n>>> len(monitor.records)\n1",
+    "StepRecord": ">>> [record] = monitor.records\n>>> record.values, len(record.layers)\n"
+    "({'rate': 0.1}, 2)\n"
+    '>>> len(record.layers[0].figures["max_logit"])\n4',
+    "headwise.monitoring.record.read_run": ">>> from headwise.monitoring.record import read_run\n"
+    '>>> [record.step for record in read_run("run").records]\n[1]',
+    "headwise.report.health_page.write_health_page": (
+        ">>> from headwise.report.health_page import write_health_page\n"
+        '>>> write_health_page("health.html", read_run("run")).name\n\'health.html\''
+    ),
     "hw.attention.log_sum_exp": ">>> hw.attention.log_sum_exp(torch.zeros(1, 8)).exp()\n"
     "tensor([8.])",
     "hw.attention.output": ">>> half = torch.full((1, 1, 1, 2), 0.5)\n"

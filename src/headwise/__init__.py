@@ -14,6 +14,10 @@ __version__ = "0.1.0"
 
 # Public name -> "module:attribute", or the module itself.
 _WHERE = {
+    "LightningMonitor": "headwise.monitoring.lightning:LightningMonitor",
+    "Monitor": "headwise.monitoring.monitor:Monitor",
+    "TensorBoardWriter": "headwise.monitoring.tensorboard:TensorBoardWriter",
+    "TrainerMonitor": "headwise.monitoring.trainer:TrainerMonitor",
     "attention": "headwise.attention",
     "circuits": "headwise.circuits.dataset:circuits",
     "cost": "headwise.cost.planner:cost",
@@ -37,6 +41,10 @@ _WHERE = {
 }
 
 __all__ = [
+    "LightningMonitor",
+    "Monitor",
+    "TensorBoardWriter",
+    "TrainerMonitor",
     "attention",
     "circuits",
     "cost",
@@ -68,6 +76,10 @@ if TYPE_CHECKING:
     from headwise.models.checkpoints.loading import load
     from headwise.models.checkpoints.own import save
     from headwise.models.text import generate, stream
+    from headwise.monitoring.lightning import LightningMonitor
+    from headwise.monitoring.monitor import Monitor
+    from headwise.monitoring.tensorboard import TensorBoardWriter
+    from headwise.monitoring.trainer import TrainerMonitor
     from headwise.observation.attach import observe
     from headwise.observation.loading import load_model
     from headwise.observation.run import scan

@@ -10,6 +10,7 @@ import pytest
 from headwise.errors import OptionError
 from headwise.models import preset
 from headwise.models.checkpoints import load
+from headwise.monitoring.record import read_run
 from headwise.training import loop
 from tests.training.small import TEXT, settings
 
@@ -55,6 +56,8 @@ LINES = {
     "model; allowed: one of the two\n",
     "train t.txt --out run --batch 3 --accumulate 2": "headwise: a batch of 3 cannot be cut into 2 "
     "equal micro-batches\n",
+    "train t.txt --out run --monitor --monitor-every 0": "headwise: monitor_every is 0; allowed: "
+    "1 or more\n",
     "train t.txt --out run --config none.toml": "headwise: there is no config file none.toml\n",
     "train t.txt --out run --config odd.toml": "headwise: odd.toml: there is no setting learning\n",
     "train t.txt --out run --tokenizer t.json": "headwise: there is no tokenizer t.json; allowed: "
@@ -106,6 +109,18 @@ def test_a_run_and_what_to_do_next(desk):
     ]
     again = desk.run("train", "t.txt", "--config", "small.json", "--out", "run", "--resume", "-q")
     assert again == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"), [((), None), (("--monitor",), [1]), (("--monitor-every", "3"), [1, 3, 6])]
+)
+def test_a_monitor_is_off_until_it_is_asked_for(desk, options, steps):
+    line = "train t.txt --config small.json --out run -q"
+    assert desk.run(*line.split(), *options) == (0, "", "")
+    if steps is None:
+        assert not list((desk.folder / "run").glob("health*"))
+    else:
+        assert [record.step for record in read_run(desk.folder / "run").records] == steps
 
 
 def test_a_preset_by_name(desk):

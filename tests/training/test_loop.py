@@ -18,6 +18,7 @@ from headwise.errors import (
 )
 from headwise.models import preset
 from headwise.models.checkpoints.loading import load
+from headwise.monitoring.record import ABOUT, RECORDS, read_run
 from headwise.training import loop
 from headwise.training.checkpoint import STATE, read_state
 from headwise.training.log import read_log
@@ -287,3 +288,102 @@ def test_tensorboard_events(text, tmp_path):
     found = {e.step: e.value for e in events.Scalars("loss")}
     for line in read_log(tmp_path / "run"):
         assert found[line["step"]] == pytest.approx(line["loss"], rel=1e-6)
+
+
+# ------------------------------------------------------------------------------------ monitored
+
+
+def monitored(text, out, **changed):
+    given = settings(accumulate=2)
+    return train(text, given, out=out, monitor_every=2, **changed)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_monitor_changes_nothing(text, tmp_path, dropout):
+    sizes = {"d_model": 12, "layers": 2, "heads": 3, "dropout": dropout}
+    given = settings(model=sizes, accumulate=2)
+    train(text, given, out=tmp_path / "plain")
+    train(text, given, out=tmp_path / "seen", monitor=True, monitor_every=2)
+    assert losses(tmp_path / "seen") == losses(tmp_path / "plain")
+    mine, theirs = (load_file(tmp_path / run / STATE) for run in ("seen", "plain"))
+    assert all(mine[name].equal(theirs[name]) for name in mine)
+    assert not (tmp_path / "plain" / RECORDS).exists()
+    assert not (tmp_path / "plain" / ABOUT).exists()
+
+
+def test_a_monitor_records_heads_layers_loss_and_rate(text, tmp_path):
+    monitored(text, tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    assert [record.step for record in run.records] == [1, 2, 4, 6]
+    lines = {line["step"]: line for line in read_log(tmp_path / "run")}
+    for record in run.records:
+        line = lines[record.step]
+        assert record.values["loss"] == line["loss"]
+        assert record.values.get("repeated_loss") == line.get("repeated_loss")
+        assert record.values["lr"] == line["lr"]
+        assert [layer.number for layer in record.layers] == [0, 1]
+        assert len(record.layers[0].figures["max_logit"]) == 3
+        assert len(record.stream) == 2
+        # The loss has no scale, and gradients are read before they are clipped.
+        norm = sum(w["gradient"] ** 2 for w in record.weights.values()) ** 0.5
+        assert norm == pytest.approx(line["grad_norm"], rel=1e-5)
+
+
+@pytest.mark.parametrize("killed", [5, 6])
+def test_a_monitored_run_goes_on(text, tmp_path, killed):
+    monitored(text, tmp_path / "whole")
+
+    def die(done, total, what):
+        if done == killed:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        monitored(text, tmp_path / "cut", progress=die)
+    # Past the checkpoint: that of step 6 would have come after.
+    assert read_run(tmp_path / "cut").records[-1].step == killed // 2 * 2
+    train(text, out=tmp_path / "cut", resume=True, monitor=True, monitor_every=2)
+    lines = (tmp_path / "cut" / RECORDS).read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == [1, 2, 4, 6]
+    both = (read_run(tmp_path / run).records for run in ("whole", "cut"))
+    for mine, theirs in zip(*both, strict=True):
+        assert (mine.weights, mine.stream) == (theirs.weights, theirs.stream)
+        assert mine.values == theirs.values
+
+
+@pytest.mark.parametrize("every", [2, 5])
+@pytest.mark.parametrize("step", [1, 5])
+def test_a_monitor_says_where_the_first_nan_was(text, tmp_path, monkeypatch, every, step):
+    gradient = loop.Stepper.gradient
+
+    def broken(self, at, **options):
+        if at == step - 1:
+            attention = self.model.decoder.blocks[1].attention.branch
+            attention.key.weight.data[0, 0] = float("nan")
+        return gradient(self, at, **options)
+
+    monkeypatch.setattr(loop.Stepper, "gradient", broken)
+    where = "the keys of decoder.blocks.1.attention.branch"
+    with pytest.raises(NonFiniteError, match=f"loss is nan at step {step}, first in {where}; "):
+        train(text, settings(), out=tmp_path / "run", monitor=True, monitor_every=every)
+    last = read_run(tmp_path / "run").records[-1]
+    assert (last.step, last.non_finite) == (step, where)
+    assert last.values["lr"] > 0
+
+
+def test_a_monitor_every_nothing_is_refused(text, tmp_path):
+    with pytest.raises(OptionError, match="monitor_every is 0; allowed: 1 or more"):
+        train(text, settings(), out=tmp_path / "run", monitor=True, monitor_every=0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_has_the_monitors_figures_too(text, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monitored(text, tmp_path / "run", tensorboard=True)
+    found = EventAccumulator(str(tmp_path / "run" / "tensorboard" / "health")).Reload()
+    [layer, _] = read_run(tmp_path / "run").records[-1].layers
+    last = found.Scalars(f"max_logit/{layer.module}")[-1]
+    assert last.step == 6
+    assert last.value == pytest.approx(max(layer.figures["max_logit"]), rel=1e-6)  # float32

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from headwise.monitoring.record import RECORDS, read_run
 from headwise.training.checkpoint import STATE, read_state
 from headwise.training.log import read_log
 from headwise.training.loop import train
@@ -56,6 +57,31 @@ def test_the_losses_are_those_of_one_process(run, tmp_path):
         # of the batch would give (the losses of two steps differ by more than 1e-3).
         for name in two:
             assert two[name] == pytest.approx(one[name], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_records_are_those_of_one_process(run, tmp_path):
+    text, config, arguments = run
+    given = {**config, "accumulate": 1}
+    train(text, given, out=tmp_path / "one", monitor=True, monitor_every=3)
+    options = ("--accumulate", "1", "--monitor-every", "3")
+    process = torchrun(*arguments, "--out", str(tmp_path / "two"), *options)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    mine, theirs = (read_run(tmp_path / name).records for name in ("two", "one"))
+    assert [record.step for record in mine] == [1, 3, 6]
+    lines = (tmp_path / "two" / RECORDS).read_text().splitlines()
+    assert len(lines) == 3  # one process writes
+    for two, one in zip(mine, theirs, strict=True):
+        assert two.values == pytest.approx(one.values, rel=1e-4)
+        for layer, same in zip(two.layers, one.layers, strict=True):
+            for name, values in layer.figures.items():
+                # As above: float32 rounding; one process' share alone is off by far more.
+                assert values == pytest.approx(same.figures[name], rel=1e-3, abs=1e-5), name
+        for path, figures in two.stream.items():
+            assert figures["rms"] == pytest.approx(one.stream[path]["rms"], rel=1e-4)
+        for name, norms in two.weights.items():
+            assert norms["gradient"] == pytest.approx(one.weights[name]["gradient"], rel=1e-3)
 
 
 @pytest.mark.slow

@@ -92,6 +92,12 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Event files for TensorBoard too.")
     ] = False,
+    monitor: Annotated[
+        bool, typer.Option("--monitor", help="Record the health of heads and layers in DIR.")
+    ] = False,
+    monitor_every: Annotated[
+        int | None, typer.Option(metavar="N", help="The same, every N steps. [10]")
+    ] = None,
     quiet: o.Quiet = False,
 ) -> int:
     """Train a decoder on TEXT; DIR becomes a model that the other commands open.

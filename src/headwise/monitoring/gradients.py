@@ -1,4 +1,4 @@
-"""Norms of gradients, weights, updates and of the residual stream in one training step.
+"""Norms of gradients, weights and updates of the parameters of a model in one training step.
 
 Gradients are read when a backward pass has ended, before anybody clips them: after what
 ``DistributedDataParallel`` does to them, and once for all micro-batches of a step, because the last
@@ -8,16 +8,16 @@ pass of a step holds their sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Stream", "Weights", "after_backward"]
+__all__ = ["Weights", "after_backward", "tensors_in"]
 
 _SAMPLE: Final = 4096  # entries of a weight by which its update is known
+_CHUNK: Final = 1 << 16  # entries whose squares are added up in float32 on a CPU
 
 
 def after_backward(outputs: Any, then: Callable[[], None]) -> None:
@@ -33,20 +33,21 @@ def after_backward(outputs: Any, then: Callable[[], None]) -> None:
         # Queued from a callback, so that it comes after those of DistributedDataParallel.
         engine.queue_callback(lambda: engine.queue_callback(then))
 
-    for tensor in _tensors(outputs):
+    for tensor in tensors_in(outputs):
         if tensor.requires_grad:
             tensor.register_hook(reached)
 
 
-def _tensors(outputs: Any) -> Iterable[Tensor]:
+def tensors_in(outputs: Any) -> Iterable[Tensor]:
+    """The tensors of what a module returned, in order."""
     if isinstance(outputs, Tensor):
         yield outputs
     elif isinstance(outputs, dict):
         for value in outputs.values():
-            yield from _tensors(value)
+            yield from tensors_in(value)
     elif isinstance(outputs, (list, tuple)):
         for value in outputs:
-            yield from _tensors(value)
+            yield from tensors_in(value)
 
 
 class Weights:
@@ -64,19 +65,20 @@ class Weights:
         generator = torch.Generator().manual_seed(seed)
         for name, p in self.named.items():
             every = p.numel() <= _SAMPLE
-            chosen = torch.randint(p.numel(), (_SAMPLE,), generator=generator)
+            chosen = torch.randint(max(p.numel(), 1), (_SAMPLE,), generator=generator)
             self.places[name] = None if every else chosen.to(p.device)
 
     @torch.no_grad()
-    def read_gradients(self, scale: float = 1.0) -> None:
-        """Take the norms of the gradients that are there now; ``scale`` is that of the loss."""
-        names = [name for name, p in self.named.items() if p.grad is not None]
-        grads = [p.grad for name, p in self.named.items() if p.grad is not None]
-        if not grads:
-            return
-        norms = torch._foreach_norm([g.float() if g.dtype.itemsize < 4 else g for g in grads])
-        values = torch.stack([norm.double().cpu() for norm in norms]) / scale
-        self.gradients = dict(zip(names, values.tolist(), strict=True))
+    def read_gradients(self, scale: float = 1.0) -> str:
+        """Take the norms of the gradients that are there now; ``scale`` is that of the loss.
+
+        Returns the first gradient that is not finite, in the order of a backward pass, or "".
+        """
+        there = {name: p.grad for name, p in self.named.items() if p.grad is not None}
+        norms = _norms(list(there.values()))
+        self.gradients = {name: x / scale for name, x in zip(there, norms, strict=True)}
+        bad = _first_not_finite(reversed(list(there.items())), self.gradients)
+        return f"the gradient of {bad}" if bad else ""
 
     @torch.no_grad()
     def remember(self) -> None:
@@ -84,92 +86,68 @@ class Weights:
         self.before = {name: self._sampled(name) for name in self.named}
 
     @torch.no_grad()
-    def figures(self) -> dict[str, dict[str, float]]:
-        """Name → gradient, weight and update norm; NaN where there is none."""
-        found = {}
-        for name, p in self.named.items():
-            update = math.nan
-            if name in self.before:
-                change = (self._sampled(name).double() - self.before[name].double()).norm()
-                share = 1.0 if self.places[name] is None else p.numel() / _SAMPLE
-                update = float(change) * math.sqrt(share)
-            found[name] = {
+    def figures(self) -> tuple[dict[str, dict[str, float]], str]:
+        """Name → gradient, weight and update norm, NaN where there is none; and the first weight
+        that is not finite, or ""."""
+        weights = dict(zip(self.named, _norms(list(self.named.values())), strict=True))
+        changes = {
+            name: self._sampled(name).double() - before.double()
+            for name, before in self.before.items()
+        }
+        updates = dict(zip(changes, _norms(list(changes.values())), strict=True))
+        found = {
+            name: {
                 "gradient": self.gradients.get(name, math.nan),
-                "weight": float(p.detach().double().norm()),
-                "update": update,
+                "weight": weights[name],
+                "update": updates.get(name, math.nan) * self._share(name),
             }
+            for name in self.named
+        }
+        bad = _first_not_finite(self.named.items(), weights)
+        self.forget()
+        return found, f"the weight of {bad}" if bad else ""
+
+    def forget(self) -> None:
+        """Nothing of this step is kept."""
         self.before, self.gradients = {}, {}
-        return found
+
+    def _share(self, name: str) -> float:
+        sampled = self.places[name] is not None
+        return math.sqrt(self.named[name].numel() / _SAMPLE) if sampled else 1.0
 
     def _sampled(self, name: str) -> Tensor:
         flat, places = self.named[name].detach().reshape(-1), self.places[name]
-        return flat.clone() if places is None else flat[places]
+        return flat.clone() if places is None else flat[places.to(flat.device)]
 
 
-@dataclass
-class _Sums:
-    """Squares of the entries of one block's output: of first tokens and of the others."""
-
-    first: float = 0.0
-    first_count: int = 0
-    others: float = 0.0
-    others_count: int = 0
-    gradient: float = 0.0
-    gradient_seen: bool = False
-
-
-class Stream:
-    """The residual stream after every block: its rms, first tokens apart, and its gradient."""
-
-    def __init__(self, blocks: Iterable[str], model: nn.Module) -> None:
-        modules = dict(model.named_modules())
-        self.modules = {path: modules[path] for path in blocks}
-        self.sums = {path: _Sums() for path in self.modules}
-        self.non_finite = ""
-
-    def attach(self) -> list[Any]:
-        """Hooks for one forward pass; the caller removes them."""
-        return [m.register_forward_hook(self._hook(path)) for path, m in self.modules.items()]
-
-    def _hook(self, path: str) -> Callable[..., None]:
-        def after(module: nn.Module, inputs: Any, output: Any) -> None:
-            x = next((t for t in _tensors(output) if t.dim() == 3), None)
-            if x is None:
-                return
-            self._absorb(path, x.detach())
-            if x.requires_grad:
-                x.register_hook(lambda gradient: self._gradient(path, gradient))
-
-        return after
-
-    def _absorb(self, path: str, x: Tensor) -> None:
-        squares = x.float().square().sum(-1)
-        sums, d = self.sums[path], x.shape[-1]
-        first, whole = float(squares[:, 0].double().sum()), float(squares.double().sum())
-        sums.first += first
-        sums.first_count += x.shape[0] * d
-        sums.others += whole - first
-        sums.others_count += x.shape[0] * (x.shape[1] - 1) * d
-        if not math.isfinite(whole) and not self.non_finite and not bool(torch.isfinite(x).all()):
-            self.non_finite = path
-
-    def _gradient(self, path: str, gradient: Tensor) -> None:
-        self.sums[path].gradient += float(gradient.detach().float().square().sum())
-        self.sums[path].gradient_seen = True
-
-    def figures(self, scale: float = 1.0) -> dict[str, dict[str, float]]:
-        """Path of the block → rms of first tokens and of the others, and the gradient's norm."""
-        found = {
-            path: {
-                "rms_first": _root(s.first, s.first_count),
-                "rms": _root(s.others, s.others_count),
-                "gradient": math.sqrt(s.gradient) / scale if s.gradient_seen else math.nan,
-            }
-            for path, s in self.sums.items()
-        }
-        self.sums = {path: _Sums() for path in self.modules}
-        return found
+def _norms(tensors: Sequence[Tensor]) -> list[float]:
+    """Euclidean norms without a copy of any tensor: parts in float32, their squares in float64."""
+    parts: list[Tensor] = []
+    counts = []
+    for x in tensors:
+        flat = (x.coalesce().values() if x.is_sparse else x).detach().reshape(-1)
+        # Sums on a CPU run through all entries: short ones stay exact.
+        cut = flat.split(_CHUNK) if flat.device.type == "cpu" else (flat,)
+        parts += cut
+        counts.append(len(cut))
+    found: list[Tensor] = [part.new_empty(0) for part in parts]
+    for half in (True, False):
+        at = [i for i, part in enumerate(parts) if (part.dtype.itemsize < 4) == half]
+        chosen = [parts[i] for i in at]
+        norms = torch._foreach_norm(chosen, 2, torch.float32 if half else None) if at else ()
+        for i, norm in zip(at, norms, strict=True):
+            found[i] = norm
+    if not found:
+        return []
+    every = torch.stack([norm.to(found[0].device, torch.float64) for norm in found]).cpu()
+    return [math.sqrt(float(of_one.square().sum())) for of_one in every.split(counts)]
 
 
-def _root(squares: float, count: int) -> float:
-    return math.sqrt(squares / count) if count and squares >= 0 else math.nan
+def _first_not_finite(tensors: Iterable[tuple[str, Tensor]], norms: dict[str, float]) -> str:
+    """Its name; a norm that is not finite may only be too large for its squares."""
+    for name, x in tensors:
+        if not math.isfinite(norms[name]):
+            values = x.coalesce().values() if x.is_sparse else x
+            if not bool(torch.isfinite(values).all()):
+                return name
+    return ""

@@ -7,11 +7,11 @@ the end, so that neither the order nor the sizes of the parts matter.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwise.attention.statistics import Statistics, choose_rows, measure
 from headwise.observation.biases import tiles
@@ -37,6 +37,7 @@ FIGURES: Final = {
 MAXIMA: Final = ("max_logit", "max_abs_logit")
 _NORMS: Final = ("query_norm", "key_norm", "cosine")  # over rows, over keys, over pairs
 _AT: Final = [MEANS.index(name) for name in FIGURES]
+_TINY: Final = 1e-30
 _COSINE_ROWS: Final = 64  # where the keys of a row are not one run
 
 
@@ -60,6 +61,11 @@ class HeadSums:
         maxima = torch.full((len(MAXIMA), heads), -math.inf, dtype=torch.float64)
         return HeadSums(maxima, nothing, nothing.clone())
 
+    @property
+    def max_logit(self) -> Tensor:
+        """The largest logit of each head; −∞ where nothing was seen."""
+        return self.maxima[0]
+
     def merged(self, other: HeadSums) -> HeadSums:
         """Both parts as one."""
         return HeadSums(
@@ -77,7 +83,7 @@ class HeadSums:
 
 
 @torch.no_grad()
-def sums_of(seen: Seen, rows: int | None, seed: int = 0) -> HeadSums | None:
+def sums_of(seen: Seen, rows: int | None = None, seed: int = 0) -> HeadSums | None:
     """The sums of one call, over all rows or a stratified random sample of ``rows`` a sequence.
 
     Sampled, sums and counts are unbiased, and maxima are those of the rows that were seen. None
@@ -133,16 +139,15 @@ def _norms(
     share, shared = q.shape[2] / rows.numel(), q.shape[1] // k.shape[1]
     chosen = q if rows.numel() == q.shape[2] else q.index_select(2, rows.to(q.device))
     query, key = chosen.norm(dim=-1), k.norm(dim=-1)
-    unit_k = k / key[..., None].clamp(min=1e-30)
-    mask = call.part_mask(piece)
-    runs = None
+    unit_k = k / key[..., None].clamp(min=_TINY)
+    mask, runs = call.part_mask(piece), None
     if mask.batches() is None and not call.bias_hides:
         runs = mask.interval(0, rows + piece.offset, k.shape[2])
-    if runs is not None:
-        unit_q = chosen / query[..., None].clamp(min=1e-30)
-        cosine, pairs = _cosine_of_runs(unit_q, unit_k, *runs)
-    else:
+    if runs is None:
         cosine, pairs = _cosine_of_some(call, piece, q, unit_k, seed)
+    else:
+        cosine, pairs = _cosine_of_runs(chosen / query[..., None].clamp(min=_TINY), unit_k, *runs)
+        cosine, pairs = cosine * share, pairs * share
     sums = torch.stack([
         query.sum((0, 2), dtype=torch.float64) * share,
         key.sum((0, 2), dtype=torch.float64).repeat_interleave(shared),
@@ -151,16 +156,46 @@ def _norms(
     counts = torch.ones_like(sums)
     counts[0] *= q.shape[0] * q.shape[2]
     counts[1] *= k.shape[0] * k.shape[2]
-    counts[2] = pairs
+    counts[2] *= pairs
     return sums, counts
 
 
 def _cosine_of_runs(
     unit_q: Tensor, unit_k: Tensor, start: Tensor, stop: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Σ over rows of the mean over their keys, by differences of sums of keys: O(n d).
+    """Σ over rows of the mean over their keys ``head``, and how many rows have a key.
 
-    ``unit_q`` holds rows that were measured; the share of all rows is left to no one: rows without
-    a key count as none, and the two results only matter by their quotient and their weights.
+    The mean of q · k over a run of keys is q · (mean of the keys), a difference of running sums:
+    O(n d) for all rows, in float64, one key-value head at a time.
     """
-    raise NotImplementedError
+    kv_heads = unit_k.shape[1]
+    seen = (stop > start).to(unit_q.device)
+    first, last = (x.clamp(min=0).to(unit_q.device) for x in (start, stop))
+    width = (last - first).clamp(min=1)[:, None]
+    total = unit_q.new_zeros(unit_q.shape[1], dtype=torch.float64)
+    for h, queries in enumerate(unit_q.split(unit_q.shape[1] // kv_heads, 1)):
+        running = nn.functional.pad(unit_k[:, h].double().cumsum(1), (0, 0, 1, 0))
+        means = (running[:, last] - running[:, first]) / width * seen[:, None]
+        of_group = torch.einsum("bgrd,brd->g", queries, means.to(queries.dtype))
+        total[h * of_group.numel() : (h + 1) * of_group.numel()] = of_group
+    return total, seen.sum() * unit_q.shape[0]
+
+
+def _cosine_of_some(
+    call: Call, piece: Piece, q: Tensor, unit_k: Tensor, seed: int
+) -> tuple[Tensor, Tensor]:
+    """The same where the keys of a row are not one run: by a sample of rows, key by key."""
+    rows = choose_rows(_COSINE_ROWS, q.shape[2], seed)
+    unit_q = q / q.norm(dim=-1, keepdim=True).clamp(min=_TINY)
+    bias = call.part_bias(piece) if call.bias_hides else None
+    shape = (q.shape[0], q.shape[1], q.shape[2], unit_k.shape[2])
+    if isinstance(bias, Tensor):
+        bias = torch.where(bias == -math.inf, bias, 0.0)
+    found = measure(
+        unit_q, unit_k, None, mask=call.part_mask(piece), scale=1.0, offset=piece.offset,
+        bias=None if bias is None else tiles(bias, 0, shape), rows=rows, sink_keys=0,
+        relative=False,
+    )  # fmt: skip
+    seen, share = found.visible > 0, q.shape[2] / rows.numel()
+    mean = torch.where(seen, found.mean_logit, 0.0).sum((0, 2), dtype=torch.float64)
+    return mean * share, seen.sum((0, 2)).double() * share

@@ -88,7 +88,7 @@ def read_run(folder: str | Path) -> Run:
     for line in _lines(path / RECORDS):
         try:
             records.append(StepRecord.from_json(line))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             cut = True
     if not records:
         raise FileError(f"{path / RECORDS} holds no whole record", to_do="wait for the first one")
@@ -96,7 +96,9 @@ def read_run(folder: str | Path) -> Run:
         about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         about = {}
-    return Run(path, about, tuple(sorted(records, key=lambda record: record.step)), cut)
+    about = about if isinstance(about, dict) else {}
+    last = {record.step: record for record in records}  # a step may have been done again
+    return Run(path, about, tuple(last[step] for step in sorted(last)), cut)
 
 
 def _lines(path: Path) -> Iterator[str]:

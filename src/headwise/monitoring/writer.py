@@ -14,7 +14,10 @@ __all__ = ["RunWriter"]
 
 
 class RunWriter:
-    """Appends records to ``health.jsonl``; a folder that has some goes on after them.
+    """Appends records to ``health.jsonl``, after those that a folder has up to a step.
+
+    A run that goes on from step s makes the records after s again; the old ones are dropped, and
+    so is a last line that was cut off. ``before`` holds what was kept.
 
     Example:
         >>> import tempfile
@@ -28,11 +31,15 @@ class RunWriter:
         {'loss': 2.5}
     """
 
-    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, about: dict[str, Any], step: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with whole(folder / ABOUT) as temporary:
             temporary.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         self._path = folder / RECORDS
+        self.before = _up_to(step, self._path)
+        with whole(self._path) as temporary:
+            lines = "".join(record.to_json() + "\n" for record in self.before)
+            temporary.write_text(lines, encoding="utf-8")
         self._file: Any = self._path.open("a", encoding="utf-8")
         self._told = False
 
@@ -55,3 +62,15 @@ class RunWriter:
             self._file.close()
         except OSError:
             return
+
+
+def _up_to(step: int, path: Path) -> list[StepRecord]:
+    if not step or not path.exists():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            found.append(StepRecord.from_json(line))
+        except (ValueError, KeyError, TypeError):
+            continue  # the crash that ended the run cut it off
+    return [record for record in found if record.step <= step]

@@ -8,8 +8,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 
 import torch
+from torch import nn
 
-__all__ = ["uncompiled"]
+from headwise.errors import ModelError
+
+__all__ = ["refuse_compiled", "uncompiled"]
 
 _LOCK: Final = threading.Lock()
 _STANCE: Final = ExitStack()
@@ -38,3 +41,34 @@ def uncompiled() -> Iterator[None]:
             _inside -= 1
             if not _inside:
                 _STANCE.close()
+
+
+def refuse_compiled(model: nn.Module) -> None:
+    """Say what to do where a training step is compiled: no call of it would be seen.
+
+    Raises:
+        ModelError: a part of the model is compiled, or compiled code is calling.
+
+    Example:
+        >>> refuse_compiled(nn.Linear(2, 3))
+    """
+    if torch.compiler.is_compiling() or _is_compiled(model):  # the first is true while it traces
+        _refuse(type(model).__name__)
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(
+        "_orig_mod" in getattr(part, "_modules", ())
+        or getattr(part, "_compiled_call_impl", None) is not None
+        for part in (model.modules() if isinstance(model, nn.Module) else ())
+    )
+
+
+@torch._disable_dynamo
+def _refuse(name: str) -> None:
+    raise ModelError(
+        f"{name} is compiled: its attention calls cannot be seen",
+        allowed="a model that runs as it is written",
+        to_do="train without torch.compile while a monitor is attached, or close the monitor "
+        "and look at the model between steps with hw.observe",
+    )

@@ -17,7 +17,7 @@ from headwise.report.numbers import three
 from headwise.report.roles import in_words, roles
 from headwise.report.run import title_facts
 
-__all__ = ["ByLayer", "Lines", "summary"]
+__all__ = ["ByLayer", "Lines", "bars", "summary"]
 
 Lines = Sequence[tuple[str, str, str, bool]]  # variable, label, unit, logarithmic
 
@@ -146,11 +146,11 @@ def _line(
     if not known.size:
         return None
     least, most = Text(three(float(known.min()))), Text(three(float(known.max())))
-    bars = Text(_bars(means, log, widest), style="cyan")
-    return Text(label), bars, least, most, Text(unit, style="dim")
+    drawn = Text(bars(means, log, widest), style="cyan")
+    return Text(label), drawn, least, most, Text(unit, style="dim")
 
 
-def _bars(means: np.ndarray, log: bool, widest: int) -> str:
+def bars(means: np.ndarray, log: bool, widest: int) -> str:
     """One bar per layer, or per few layers when there are more than fit; ``·`` where unknown."""
     groups = np.array_split(means, min(len(means), widest))
     values = [

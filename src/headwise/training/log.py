@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from headwise.errors import OptionError
 from headwise.files import whole
+from headwise.monitoring.tensorboard import event_writer
 
-__all__ = ["LOG", "Log", "read_log"]
+__all__ = ["EVENTS", "LOG", "Log", "read_log"]
 
+EVENTS = "tensorboard"
 LOG = "log.jsonl"
 
 
@@ -32,7 +32,7 @@ class Log:
     """
 
     def __init__(self, folder: Path, *, step: int, tensorboard: bool = False) -> None:
-        self._events = _event_writer(folder, step) if tensorboard else None
+        self._events = event_writer(folder / EVENTS, step) if tensorboard else None
         path = folder / LOG
         kept = [line for line in read_log(folder) if line["step"] <= step] if step else []
         with whole(path) as temporary:
@@ -73,14 +73,3 @@ def read_log(folder: str | Path) -> list[dict[str, Any]]:
     path = Path(folder) / LOG
     lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
     return [json.loads(line) for line in lines[:-1]]
-
-
-def _event_writer(folder: Path, step: int) -> Any:
-    if importlib.util.find_spec("tensorboard") is None:
-        raise OptionError(
-            "TensorBoard logs were asked for and tensorboard is not installed",
-            to_do="pip install 'headwise[tensorboard]', or leave out --tensorboard",
-        )
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)

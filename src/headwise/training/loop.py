@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from headwise.errors import NonFiniteError
+from headwise.errors import NonFiniteError, OptionError
 from headwise.models.build import build
+from headwise.monitoring.monitor import Monitor
+from headwise.monitoring.tensorboard import TensorBoardWriter
 from headwise.training.checkpoint import State, restore, save
 from headwise.training.config import TrainConfig, read_config
 from headwise.training.data import validation_windows
 from headwise.training.interrupts import Interrupts
-from headwise.training.log import Log
+from headwise.training.log import EVENTS, Log
 from headwise.training.prepare import Prepared, continued, prepare, run_folder
 from headwise.training.processes import Processes, processes
 from headwise.training.schedule import learning_rate
@@ -50,6 +52,8 @@ def train(
     out: str | Path,
     resume: bool = False,
     tensorboard: bool = False,
+    monitor: bool = False,
+    monitor_every: int | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> TrainResult:
@@ -58,6 +62,8 @@ def train(
     ``config`` is a ``TrainConfig``, a mapping, or a TOML or JSON file; ``options`` are
     settings that win over it. ``out`` becomes a checkpoint folder with a log; ``resume`` continues
     the run there, with the same losses as if it had not stopped. Ctrl-C saves after the step.
+    ``monitor`` or ``monitor_every`` records the health of every head and layer, each 10 or so many
+    steps, in the same folder for ``headwise health``; the losses are the same, bit for bit.
     Under ``torchrun`` every process takes its share of each batch, and the first one writes.
 
     Raises:
@@ -74,6 +80,7 @@ def train(
         >>> result.steps, sorted(file.name for file in result.folder.iterdir())[:3]
         (2, ['architecture.json', 'log.jsonl', 'model.safetensors'])
     """
+    every = _every(monitor, monitor_every)
     folder = run_folder(out, resume)
     state = None
     if resume:
@@ -88,11 +95,15 @@ def train(
     with processes(chosen.device) as here, _seeds_kept(here.device):
         prepared = prepare(text, chosen, folder, here, state)
         run = _Run(chosen, prepared, folder, here, state, progress)
-        log: Any = nullcontext()
-        if here.first:
-            log = Log(folder, step=run.step, tensorboard=tensorboard)
-        with log as opened, Interrupts() as interrupts:
-            return run.go(opened, interrupts)
+        with run.monitored(every, tensorboard), run.log(tensorboard) as log, Interrupts() as asked:
+            return run.go(log, asked)
+
+
+def _every(monitor: bool, steps: int | None) -> int | None:
+    """Steps between records; None: no monitor."""
+    if steps is not None and steps < 1:
+        raise OptionError(f"monitor_every is {steps}", allowed="1 or more")
+    return steps or (10 if monitor else None)
 
 
 def _seeds_kept(device: torch.device) -> AbstractContextManager[Any]:
@@ -113,6 +124,7 @@ class _Run:
     seconds: float = 0.0
     tokens: int = 0
     last: dict[str, float | None] = field(default_factory=lambda: {"loss": math.nan})
+    monitor: Monitor | None = None
 
     def __post_init__(self) -> None:
         autocast(self.config, self.here.device)
@@ -127,6 +139,35 @@ class _Run:
         self.saved = self.step
         self._began = time.monotonic() - self.seconds
         self.state = None  # its tensors are in the model now
+
+    def log(self, tensorboard: bool) -> AbstractContextManager[Log | None]:
+        """The log that the first process writes."""
+        if not self.here.first:
+            return nullcontext()
+        return Log(self.folder, step=self.step, tensorboard=tensorboard)
+
+    @contextmanager
+    def monitored(self, every: int | None, tensorboard: bool) -> Iterator[None]:
+        """Look at the model every so many steps, in all processes; None: never."""
+        if every is None:
+            yield
+            return
+        events = None
+        if tensorboard:
+            events = TensorBoardWriter(self.folder / EVENTS / "health", step=self.step)
+        try:
+            with Monitor(
+                self.model,
+                every=every,
+                out=self.folder,
+                step=self.step,
+                called=self.stepper.objective,
+                on_record=events,
+            ) as self.monitor:
+                yield
+        finally:
+            if events is not None:
+                events.close()
 
     def go(self, log: Log | None, interrupts: Interrupts) -> TrainResult:
         self.model.train()
@@ -155,7 +196,7 @@ class _Run:
         for name, value in (("loss", found.objective), ("gradient norm", found.grad_norm)):
             if not math.isfinite(value):
                 raise NonFiniteError(
-                    f"the {name} is {value} at step {self.step + 1}",
+                    f"the {name} is {value} at step {self.step + 1}{self._origin(found)}",
                     to_do=(
                         f"the checkpoint of step {self.saved} stands in {self.folder}"
                         if self.saved
@@ -163,10 +204,28 @@ class _Run:
                     )
                     + "; lower lr, set clip, or use float32",
                 )
+        self._tell(found)
         self.stepper.update(self._lr())
         self.step += 1
         self.tokens += found.tokens
         return found
+
+    def _tell(self, found: Step) -> None:
+        """What the record of this step says besides."""
+        if self.monitor is not None:
+            about = {"loss": found.loss, "repeated_loss": found.repeated_loss, "lr": self._lr()}
+            self.monitor.log(**{name: x for name, x in about.items() if x is not None})
+
+    def _origin(self, found: Step) -> str:
+        """Where the first number that is not finite was met, if there is a monitor."""
+        if self.monitor is None:
+            return ""
+        if not self.monitor.recording:
+            self.monitor.every = 1
+            self.stepper.gradient(self.step)  # the same once more: of weights and step alone
+        self._tell(found)
+        name = self.monitor.abandon().non_finite
+        return f", first in {name}" if name else ""
 
     def _lr(self) -> float:
         c = self.config

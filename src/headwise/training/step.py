@@ -67,7 +67,10 @@ class Step:
 
 
 class Stepper:
-    """Takes the steps of a run: step t is a function of the weights, the moments and t alone."""
+    """Takes the steps of a run: step t is a function of the weights, the moments and t alone.
+
+    ``objective`` is the module whose call is a forward pass.
+    """
 
     def __init__(self, model: Any, batches: Batches, config: TrainConfig, here: Processes) -> None:
         share = here.count * config.accumulate
@@ -82,9 +85,10 @@ class Stepper:
         self._batches = batches
         self._config = config
         self._here = here
-        self._objective: nn.Module = Objective(model)
+        self.objective = Objective(model)
+        self._objective: nn.Module = self.objective
         if here.count > 1:
-            self._objective = DistributedDataParallel(self._objective)
+            self._objective = DistributedDataParallel(self.objective)
 
     def micro_batches(self, step: int) -> list[Batch]:
         """The part of the global batch that this process computes, in micro-batches."""
