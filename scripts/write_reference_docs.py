@@ -49,7 +49,7 @@ COMMAND_LINES: Final = {
     "truncate": f"headwise truncate {MODEL} --tokens 128 --tolerance 0.05 --out ranks.html",
     "cost": f"headwise cost {MODEL} --length 2k,8k --on h100-sxm --csv parts.csv",
     "theorems": "headwise theorems --only logit-variance,convex-combination --out theory.html",
-    "train": "headwise train book.txt --out run --tokenizer bytes --context 64 --steps 20 --monitor",
+    "train": "headwise train book.txt --out run --tokenizer bytes --context 64 --steps 9 --monitor",
     "generate": 'headwise generate "It was the best of" --model run --tokens 20',
     "health": "headwise health run --out health.html --json health.json",
 }
@@ -274,10 +274,6 @@ EXAMPLES: Final = {
     '>>> len(record.layers[0].figures["max_logit"])\n4',
     "headwise.monitoring.record.read_run": ">>> from headwise.monitoring.record import read_run\n"
     '>>> [record.step for record in read_run("run").records]\n[1]',
-    "headwise.report.health_page.write_health_page": (
-        ">>> from headwise.report.health_page import write_health_page\n"
-        '>>> write_health_page("health.html", read_run("run")).name\n\'health.html\''
-    ),
     "hw.attention.log_sum_exp": ">>> hw.attention.log_sum_exp(torch.zeros(1, 8)).exp()\n"
     "tensor([8.])",
     "hw.attention.output": ">>> half = torch.full((1, 1, 1, 2), 0.5)\n"

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from headwise.monitoring.record import read_run
 from tests.examples.blocks import ROOT
 from tests.examples.models import DECODER, OTHER_DECODER
 
@@ -67,6 +68,41 @@ def test_attention_from_scratch(shown):
     lines = shown("attention_from_scratch").splitlines()
     assert [line for line in lines[:-1] if not line.startswith("passed")] == []
     assert lines[-1] == "attention meets 17 of 17 requirements."
+
+
+def health_page(out, folder, *names):
+    """The page of an experiment, and what was printed of each of its runs."""
+    lines = out.splitlines()
+    assert [line.split(":")[0] for line in lines if line[:1] not in " w"] == list(names)
+    assert lines[-1] == f"wrote {folder}.html"
+    assert all((folder / name / "health.jsonl").is_file() for name in names)
+    page = folder.with_suffix(".html").read_text(encoding="utf-8")
+    assert f"<h1>Training health: {', '.join(names)}</h1>" in page
+    return page
+
+
+def test_post_norm_without_warmup(shown, tmp_path):
+    folder = tmp_path / "run"
+    options = ("--steps", "6", "--layers", "2", "--out", str(folder))
+    page = health_page(shown("post_norm_without_warmup", *options), folder, "post", "pre")
+    assert "post: gradient norm by step and layer" in page
+
+
+def test_no_scaling(shown, tmp_path):
+    folder = tmp_path / "run"
+    out = shown("no_scaling", "--steps", "6", "--out", str(folder))
+    health_page(out, folder, "unscaled", "scaled")
+    first = [read_run(folder / name).records[0].layers[0] for name in ("unscaled", "scaled")]
+    logits = [layer.figures["max_abs_logit"][0] for layer in first]
+    # The same weights and the same batch: 1 instead of 64^(-1/2), in float32.
+    assert logits[0] == pytest.approx(8 * logits[1], rel=1e-5)
+
+
+def test_logits_explode(shown, tmp_path):
+    folder = tmp_path / "run"
+    out = shown("logits_explode", "--steps", "6", "--out", str(folder))
+    health_page(out, folder, "plain", "qk-norm", "qk-clip")
+    assert len(read_run(folder / "qk-clip").records) == 6
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)

@@ -21,6 +21,7 @@ from headwise import __version__
 from headwise.cli.circuits import circuits
 from headwise.cli.cost import cost
 from headwise.cli.generate import generate
+from headwise.cli.health import health
 from headwise.cli.heap import keep_large_blocks_out_of_the_heap
 from headwise.cli.report import report
 from headwise.cli.scan import scan
@@ -70,7 +71,7 @@ def _told(command: Callable[..., int]) -> Callable[..., int]:
     return run_command
 
 
-for _command in (report, scan, show, circuits, truncate, cost, theorems, train, generate):
+for _command in (report, scan, show, circuits, truncate, cost, theorems, train, generate, health):
     app.command()(_told(_command))
 
 

@@ -137,7 +137,8 @@ def alarms(
         [('bad', 'NaN or infinity: first in the keys of a.')]
     """
     if isinstance(run, Run):
-        sizes = run.about.get("sizes") if sizes is None else sizes
+        told = run.about.get("sizes")
+        sizes = told if sizes is None and isinstance(told, dict) else sizes
         run = run.records
     watch = Watch(sizes)
     found = [alarm for record in run for alarm in watch.look(record)]

@@ -64,7 +64,7 @@ class History:
         self.records.append(record)
         for layer in record.layers:
             if layer.module not in self._columns:
-                heads = len(layer.figures.get("max_logit", ()))
+                heads = max(map(len, layer.figures.values()), default=0)
                 start = len(self.places)
                 self._columns[layer.module] = slice(start, start + heads)
                 self.places += [(layer.module, head) for head in range(heads)]
@@ -72,8 +72,10 @@ class History:
         for layer in record.layers:
             at = self._columns[layer.module]
             for name in _FIGURES:
-                if name in layer.figures:
-                    row[name][at] = layer.figures[name]
+                # Another number of heads is that of another model: nothing to compare.
+                values = layer.figures.get(name, [])
+                if len(values) == at.stop - at.start:
+                    row[name][at] = values
         self._heads.append(row)
         for name in _FIGURES:
             before = self._padded(self.peaks.get(name, np.zeros(0)))

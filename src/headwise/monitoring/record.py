@@ -58,7 +58,10 @@ class StepRecord:
         """The record of a line; null is NaN again."""
         found = _numbers(json.loads(line))
         layers = tuple(LayerRecord(**layer) for layer in found.pop("layers"))
-        return cls(layers=layers, **found)
+        record = cls(layers=layers, **found)
+        if not _is_whole(record):
+            raise ValueError("a line of something else")
+        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,22 @@ def read_run(folder: str | Path) -> Run:
 def _lines(path: Path) -> Iterator[str]:
     with path.open(encoding="utf-8", errors="replace") as file:
         yield from (line for line in file if line.strip())
+
+
+def _is_whole(record: StepRecord) -> bool:
+    """Whether every field is of its type: a file of that name may be of another program."""
+    numbers: list[Any] = [record.time, *record.values.values()]
+    for table in (*record.stream.values(), *record.weights.values()):
+        numbers += table.values()
+    for layer in record.layers:
+        for heads in layer.figures.values():
+            numbers += heads
+    names = (record.non_finite, *(layer.module for layer in record.layers))
+    return (
+        isinstance(record.step, int)
+        and all(isinstance(number, (int, float)) for number in numbers)
+        and all(isinstance(name, str) for name in names)
+    )
 
 
 def _plain(value: Any) -> Any:
