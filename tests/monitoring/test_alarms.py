@@ -265,6 +265,30 @@ def test_gradients_that_are_no_alarm(values, name):
     assert told([gradients(step, values, name) for step in (1, 2, 3)]) == []
 
 
+def layers_of(step: int, query: list[float], value: list[float]) -> StepRecord:
+    """Gradients of the queries and of the values of each block."""
+    return record(
+        step,
+        weights={
+            f"blocks.{i}.{name}.weight": {"gradient": norm}
+            for name, norms in (("query", query), ("value", value))
+            for i, norm in enumerate(norms)
+        },
+    )
+
+
+def test_queries_hardly_matter_while_attention_is_uniform():
+    # At the start the gradients of W_Q are tiny, and differ by hundreds between blocks; what is
+    # learned is in the other weights.
+    even = [1.0, 1.1, 0.9, 1.0]
+    first = [layers_of(step, [3e-2, 1e-4, 1e-4, 1e-4], even) for step in range(1, 9)]
+    assert told(first) == []
+    last = [layers_of(step, [1e-7, 1e-4, 1e-4, 1e-4], [1e-9, 1.1, 0.9, 1.0]) for step in range(9)]
+    assert {kind for kind, *_ in told(last)} == {"vanishing_gradient"}
+    one = [layers_of(step, [1e-4, 1e-4, 1e-4, 1e-4], [300.0, 1.1, 0.9, 1.0]) for step in range(9)]
+    assert {kind for kind, *_ in told(one)} == {"exploding_gradient"}
+
+
 def test_one_alarm_for_a_block():
     weights = {
         f"blocks.{i}.{name}.weight": {"gradient": 1.0 if i != 1 else 1e-5}

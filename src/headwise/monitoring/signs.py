@@ -7,6 +7,7 @@ is passed in the newest record. Whether a sign lasts long enough to be an alarm 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -110,19 +111,25 @@ def dead_rows(rule: AlarmRule, history: History) -> list[Sign]:
 
 
 def vanishing_gradient(rule: AlarmRule, history: History) -> list[Sign]:
-    """Blocks with weights whose gradient is far below that of the others."""
-    found = []
+    """Blocks of which half the weights or more have a gradient far below that of the others.
+
+    Queries and keys alone may: where attention is still uniform they hardly matter to the loss.
+    """
+    found, compared = [], Counter[str]()
     for name, own, lower, _, pair in _against(history):
+        compared[block_of(name)] += 1
         if own < rule.threshold * lower and not (pair and _jumped(history, pair)):
             found.append((own / lower, name))
-    return _by_block(found, lowest=True)
+    signs = _by_block(found, lowest=True)
+    return [sign for sign in signs if 2 * sign.count >= compared[sign.key]]
 
 
 def exploding_gradient(rule: AlarmRule, history: History) -> list[Sign]:
-    """Blocks with weights whose gradient is far above that of the others."""
-    found = []
+    """Blocks with weights whose gradient is far above that of the others, and half of all."""
+    found, whole = [], _total(history.last.weights)
     for name, own, _, upper, pair in _against(history):
-        if own > rule.threshold * upper > 0 and (not pair or _jumped(history, name)):
+        large = own > rule.threshold * upper > 0 and own > whole / 2
+        if large and (not pair or _jumped(history, name)):
             found.append((own / upper, name))
     return _by_block(found, lowest=False)
 
