@@ -11,6 +11,7 @@ from headwise.files import whole
 from headwise.monitoring.alarms import Alarm
 from headwise.monitoring.record import Run
 from headwise.report.health_facts import Health, health_of, verdict
+from headwise.report.health_heads import head_plots
 from headwise.report.health_plots import (
     Plot,
     all_zero,
@@ -61,6 +62,7 @@ def health_page(*runs: Run) -> str:
         loss=loss_plot(found),
         nothing=all_zero(found),
         figures=figure_plots(found),
+        heads=head_plots(found),
         maps=map_plots(found),
     )
 

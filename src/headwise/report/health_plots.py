@@ -15,9 +15,19 @@ from headwise.report.heat_map import Mark, heat_map, scale_of, timeline
 from headwise.report.line_plot import Curve, Marker, curves, round_ticks
 from headwise.report.numbers import three
 
-__all__ = ["Plot", "all_zero", "figure_plots", "loss_plot", "map_plots", "thinned", "timeline_plot"]
+__all__ = [
+    "COLUMNS",
+    "Plot",
+    "all_zero",
+    "drawn",
+    "figure_plots",
+    "loss_plot",
+    "map_plots",
+    "thinned",
+    "timeline_plot",
+]
 
-_COLUMNS: Final = 300  # of a map, and points of a curve
+COLUMNS: Final = 300  # of a map, and points of a curve
 _CELLS: Final = 2000  # of one map: a page stays below a megabyte
 _DOTS: Final = 40  # points up to which each has a tooltip
 _APART: Final = 5  # layers up to which each has a curve
@@ -58,10 +68,8 @@ def _words(span: tuple[int, int]) -> str:
     return f"step {span[0]:,}" if span[0] == span[1] else f"steps {span[0]:,} to {span[1]:,}"
 
 
-def _drawn(
-    runs: Sequence[Health], lines: Sequence[tuple[str, Sequence[int], Numbers]], **options: Any
-) -> Markup:
-    """Curves of several runs over one axis of steps."""
+def drawn(lines: Sequence[tuple[str, Sequence[int], Numbers]], **options: Any) -> Markup:
+    """Curves (name, steps, values) over one axis of steps."""
     places = sorted({step for _, steps, _ in lines for step in steps})
     made = []
     for name, steps, values in lines:
@@ -90,12 +98,12 @@ def loss_plot(runs: Sequence[Health]) -> Plot | None:
     lines = []
     for each in runs:
         if np.isfinite(each.loss).any():
-            spans, values = thinned(each.steps, each.loss, _COLUMNS, "most")
+            spans, values = thinned(each.steps, each.loss, COLUMNS, "most")
             lines.append((each.name, [span[1] for span in spans], values))
     if not lines:
         return None
     markers = _markers(runs[0])
-    drawing = _drawn(runs, lines, label="Loss over steps", markers=markers)
+    drawing = drawn(lines, label="Loss over steps", markers=markers)
     if not drawing:
         return None
     told = "; dashed: alarms" if markers else ""
@@ -142,7 +150,7 @@ def figure_plots(runs: Sequence[Health]) -> list[Plot]:
             if table is not None:
                 lines += _lines(each, table, apart=len(runs) == 1)
         label = f"{figure.label} over steps"
-        drawing = _drawn(runs, lines, label=label, log=figure.log) if lines else Markup("")
+        drawing = drawn(lines, label=label, log=figure.log) if lines else Markup("")
         if drawing:
             unit = f", {figure.unit}" if figure.unit and not figure.unit.startswith("of ") else ""
             found.append(Plot(f"{figure.meaning}{unit}", drawing))
@@ -165,7 +173,7 @@ def _lines(
     """A curve for each of a few layers; else the ends over layers and the median; of several runs
     one curve each."""
     worst = table.figure.worst
-    spans, values = thinned(health.steps, table.values, _COLUMNS, worst)
+    spans, values = thinned(health.steps, table.values, COLUMNS, worst)
     steps = [span[1] for span in spans]
     if apart and len(table.layers) <= _APART:
         named = [name if " " in name else f"layer {name}" for name in table.layers]
@@ -200,7 +208,7 @@ def map_plots(runs: Sequence[Health]) -> list[Plot]:
         if scale is None:
             continue
         for health, table in tables:
-            most = max(8, min(_COLUMNS, _CELLS // len(table.layers)))
+            most = max(8, min(COLUMNS, _CELLS // len(table.layers)))
             spans, values = thinned(health.steps, table.values, most, figure.worst)
             drawing = heat_map(
                 values.T.tolist(),
