@@ -65,7 +65,7 @@ def truncation_page(found: Truncation) -> str:
     ]
     return small_page(
         "truncation.html",
-        name=name,
+        title=f"{name} cut to rank r",
         facts=facts,
         sentences=[line for line in (suggestion(found), alone_sentence(found)) if line],
         columns=COLUMNS,
