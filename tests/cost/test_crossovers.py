@@ -34,7 +34,7 @@ def by_name(parts):
     return {(each.other, each.pairs): each for each in crossovers(parts)}
 
 
-# Sizes of the models: published configurations; figures: derived from them, notes/cost.md.
+# Sizes of published configurations; the figures follow from them by the formulas of the module.
 PUBLISHED = {
     "gpt2": ({"d_model": 768, "heads": 12}, (3072, 4608, 1536, 6143, 9215)),
     "gpt3-175b": ({"d_model": 12288, "heads": 96}, (49152, 73728, 24576, 98303, 147455)),
