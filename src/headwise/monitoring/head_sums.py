@@ -22,18 +22,18 @@ from headwise.observation.tap import Seen
 
 __all__ = ["FIGURES", "MAXIMA", "HeadSums", "sums_of"]
 
-# What is averaged over rows, and its name in the record; all of them are of the softmax itself.
-FIGURES: Final = {
-    "entropy": "entropy",
-    "entropy_without_sink": "entropy_without_sink",
-    "entropy_without_sink_fraction": "entropy_without_sink_fraction",
-    "effective_keys": "effective_keys",
-    "jacobian_trace": "jacobian_trace",
-    "dead_rows": "dead_rows",
-    "dead_rows_not_sink": "dead_rows_not_sink",
-    "sink_mass": "sink_mass",
-    "logit_std": "logit_std",
-}
+# What is averaged over rows; all of them are of the softmax itself.
+FIGURES: Final = (
+    "entropy",
+    "entropy_without_sink",
+    "entropy_without_sink_fraction",
+    "effective_keys",
+    "jacobian_trace",
+    "dead_rows",
+    "dead_rows_not_sink",
+    "sink_mass",
+    "logit_std",
+)
 MAXIMA: Final = ("max_logit", "max_abs_logit")
 _NORMS: Final = ("query_norm", "key_norm", "cosine")  # over rows, over keys, over pairs
 _AT: Final = [MEANS.index(name) for name in FIGURES]

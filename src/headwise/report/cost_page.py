@@ -25,7 +25,8 @@ from headwise.report.cost_facts import (
     title,
     within,
 )
-from headwise.report.cost_plots import Plot, plots, roofline_plot
+from headwise.report.cost_plots import plots, roofline_plot
+from headwise.report.line_plot import Plot
 from headwise.report.numbers import memory
 from headwise.report.shell import small_page
 

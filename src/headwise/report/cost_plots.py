@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
-
-from markupsafe import Markup
 
 from headwise.cost.activations import activations
 from headwise.cost.counting import Counts, count
@@ -16,10 +14,10 @@ from headwise.cost.planner import Cost, main_stack
 from headwise.cost.roofline import ComponentTime
 from headwise.cost.transients import transients
 from headwise.report.cost_facts import LABELS, si
-from headwise.report.line_plot import Curve, Marker, curves, stacked
+from headwise.report.line_plot import Curve, Marker, Plot, curves, stacked
 from headwise.report.numbers import memory as in_bytes
 
-__all__ = ["Plot", "plots", "roofline_plot"]
+__all__ = ["plots", "roofline_plot"]
 
 _SHORTEST: Final = 2**7
 _LONGEST: Final = 2**20
@@ -35,14 +33,6 @@ _GROUPS: Final = (
     ),
     ("unembedding, heads", (Component.UNEMBEDDING, Component.HEAD, Component.PATCHES)),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A drawing and the words above it."""
-
-    caption: str
-    drawing: Markup
 
 
 def plots(cost: Cost) -> list[Plot]:

@@ -32,7 +32,7 @@ def cost_section(dataset: xr.Dataset) -> CostSection | None:
     if not isinstance(facts, dict):
         return None
     try:
-        found = cost(facts["config"], length=int(facts["length"]), attention="fused")
+        found = cost(facts["config"], length=int(facts["length"]))
     except (HeadwiseError, KeyError, TypeError, ValueError):
         return None  # a scan from another version: its sizes cannot be read any more
     return CostSection(

@@ -9,7 +9,8 @@ from typing import Final
 import numpy as np
 
 from headwise.report.health_facts import Health, Numbers
-from headwise.report.health_plots import COLUMNS, Plot, drawn, thinned
+from headwise.report.health_plots import COLUMNS, drawn, thinned
+from headwise.report.line_plot import Plot
 
 __all__ = ["head_plots"]
 

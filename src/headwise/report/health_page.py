@@ -13,13 +13,13 @@ from headwise.monitoring.record import Run
 from headwise.report.health_facts import Health, health_of, verdict
 from headwise.report.health_heads import head_plots
 from headwise.report.health_plots import (
-    Plot,
     all_zero,
     figure_plots,
     loss_plot,
     map_plots,
     timeline_plot,
 )
+from headwise.report.line_plot import Plot
 from headwise.report.numbers import counted
 from headwise.report.shell import small_page
 

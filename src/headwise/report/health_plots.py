@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -12,12 +11,11 @@ from markupsafe import Markup
 
 from headwise.report.health_facts import FIGURES, Health, Numbers, Table, when_the_loss_shows
 from headwise.report.heat_map import Mark, heat_map, scale_of, timeline
-from headwise.report.line_plot import Curve, Marker, curves, round_ticks
+from headwise.report.line_plot import Curve, Marker, Plot, curves, round_ticks
 from headwise.report.numbers import three
 
 __all__ = [
     "COLUMNS",
-    "Plot",
     "all_zero",
     "drawn",
     "figure_plots",
@@ -33,14 +31,6 @@ _DOTS: Final = 40  # points up to which each has a tooltip
 _APART: Final = 5  # layers up to which each has a curve
 _BY_MEDIAN: Final = ("gradient", "update")  # both ends of which are worrying
 _MARKERS: Final = 3  # as many rows as labels have
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A drawing and the words above it."""
-
-    caption: str
-    drawing: Markup
 
 
 def thinned(

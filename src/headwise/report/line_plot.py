@@ -13,7 +13,7 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-__all__ = ["Curve", "Marker", "curves", "round_ticks", "stacked"]
+__all__ = ["Curve", "Marker", "Plot", "curves", "round_ticks", "stacked"]
 
 _WIDTH: Final = 640
 _HEIGHT: Final = 300
@@ -37,6 +37,14 @@ class Curve:
     name: str
     values: Sequence[float | None]
     errors: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A drawing and the words above it."""
+
+    caption: str
+    drawing: Markup
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Final
 
 from markupsafe import Markup
 
-from headwise.report.cost_plots import Plot
 from headwise.report.formula import formula
+from headwise.report.line_plot import Plot
 from headwise.report.shell import small_page
 from headwise.report.theorem_facts import (
     COLUMNS,
